@@ -1,0 +1,497 @@
+/*
+ * pylloyal.h: the working memory of a local language model, as a flat C ABI.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * This header is the whole public surface of libpylloyal, and its comments are the reference. C99; needs nothing but
+ * <stddef.h> and <stdint.h>.
+ *
+ * Conventions
+ *   Results      Every call that can fail returns int32_t: PYL_OK or a negative PYL_E_*. Outputs come first, or through the
+ *                pointers named `out`; on failure they are untouched unless the comment says otherwise.
+ *   State        Each error code says what became of the state: unchanged, advanced or poisoned. pyl_error_last() carries
+ *                that, the live numbers (need, have), the engine's own return code and the index of the offending item.
+ *   Handles      pyl_model* and pyl_store* are opaque tokens, never addresses: using one after its free, or freeing it twice,
+ *                is PYL_E_CLOSED, not undefined behaviour. Parents outlive their children inside the library, so the order
+ *                of frees does not matter. A branch is a 64-bit integer (generation << 32 | slot); 0 is never valid, and a
+ *                stale one never aliases a newer branch.
+ *   Ownership    Owned: the caller frees it, with the call named. Borrowed: valid until what the comment says. Copied: the
+ *                library keeps its own copy, the caller's memory is free again when the call returns.
+ *   Threads      "any": callable from any thread at any time. "store": one call at a time per store; a second one at the
+ *                same time is PYL_E_BUSY and changes nothing. Different stores run in parallel.
+ *   Structs      Each begins with struct_size: set it to sizeof before the call (the *_init calls do). Fields are only ever
+ *                appended; the library reads and writes no more than struct_size bytes.
+ *   Strings      UTF-8 with an explicit length in bytes unless marked NUL-terminated.
+ *   Callbacks    None. Logs are drained, progress is polled, cancel is a flag.
+ *   Units        ride in names: _bytes, _cells, _tokens, _pos. A cell is one row of the KV cache.
+ */
+#ifndef PYLLOYAL_H
+#define PYLLOYAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#  if defined(PYL_BUILD)
+#    define PYL_API __declspec(dllexport)
+#  else
+#    define PYL_API __declspec(dllimport)
+#  endif
+#else
+#  define PYL_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------ version and build -- */
+
+#define PYL_ABI_VERSION 1
+
+typedef struct pyl_model pyl_model; /* a loaded model: weights, vocabulary, chat templates */
+typedef struct pyl_store pyl_store; /* one KV cache and the tree of branches that lives in it */
+typedef struct pyl_text pyl_text;   /* a string the library made for the caller */
+typedef uint64_t pyl_branch;        /* generation << 32 | slot; 0 is never valid */
+
+/* The ABI of the loaded library; a caller compiled against another number must not go on. Thread: any. */
+PYL_API int32_t pyl_abi_version(void);
+
+/* Sizes and offsets of every struct below, as JSON {"pyl_error": {"size": N, "fields": {"code": [offset, size], ...}}, ...},
+ * for bindings to compare with their own. Owned (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_abi_layout(pyl_text ** out);
+
+/* What this library is, as JSON: version, abi_version, engine.{name,commit,cpu,threads}, backends [names], cpu_features
+ * [names the code was compiled to use], cpu_missing [those this machine lacks: opening a model then refuses]. Owned
+ * (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_build_info(pyl_text ** out);
+
+/* The devices the engine can use, as JSON [{name, description, kind (cpu|gpu|igpu|accel), total_bytes, free_bytes}]. A pair
+ * of zeros, or free == total on an accelerator, means unknown, not empty. Owned (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_devices(pyl_text ** out);
+
+/* The bytes of a text (also NUL-terminated) and their number without the NUL. Borrowed until pyl_text_free. Thread: any. */
+PYL_API const char * pyl_text_data(const pyl_text * text);
+PYL_API size_t pyl_text_size(const pyl_text * text);
+
+/* Frees a text; NULL is fine. Thread: any. */
+PYL_API void pyl_text_free(pyl_text * text);
+
+/* ------------------------------------------------------------------------------------------------------------ errors -- */
+
+#define PYL_OK 0
+#define PYL_E_INVALID (-1)      /* an argument is out of its range or contradicts another. Unchanged. */
+#define PYL_E_CLOSED (-2)       /* the model or store was freed or drained. Unchanged. */
+#define PYL_E_STALE (-3)        /* the branch was pruned, or its slot lives on as another branch. Unchanged. */
+#define PYL_E_BUSY (-4)         /* another thread is inside this store. Unchanged. */
+#define PYL_E_HAS_CHILDREN (-5) /* the branch has children and the operation needs a leaf. Unchanged. */
+#define PYL_E_DIVERGED (-6)     /* the parent moved on after the fork. Unchanged. */
+#define PYL_E_NO_LOGITS (-7)    /* the branch has no logits to sample from (nothing decoded yet). Unchanged. */
+#define PYL_E_GRAMMAR (-8)      /* the grammar does not parse, or the token is not legal under it. Unchanged: the old grammar stays. */
+#define PYL_E_UNSUPPORTED (-9)  /* this model, engine or build cannot do it. Unchanged. */
+#define PYL_E_FORMAT (-10)      /* data is not in the format it should be in (model file, JSON). Unchanged. */
+#define PYL_E_IO (-11)          /* a file could not be opened or read. Unchanged. */
+#define PYL_E_INTERNAL (-12)    /* a broken promise inside the library; please report it. State as pyl_error says. */
+#define PYL_E_OUT_OF_MEMORY (-13) /* an allocation failed. Unchanged. */
+#define PYL_E_NO_LEASE (-14)    /* every sequence of the store is taken; need and have are in leases. Unchanged. */
+#define PYL_E_CONTEXT (-15)     /* the tokens do not fit the cells that are left; need and have are in cells. Unchanged. */
+#define PYL_E_NO_CELLS (-16)    /* the engine found no room although cells were left. Unchanged, or poisoned if partial. */
+#define PYL_E_CANCELLED (-17)   /* the cancel flag was seen between two dispatches. Advanced: whole dispatches landed. */
+#define PYL_E_DECODE (-18)      /* the engine failed in mid-dispatch. The branches of that dispatch are poisoned. */
+#define PYL_E_POISONED (-19)    /* the branch was poisoned earlier and can only be pruned. Unchanged. */
+#define PYL_E_TEMPLATE (-20)    /* no chat template, or it does not parse, or it raised; the message holds its own words. Unchanged. */
+#define PYL_E_ILLEGAL (-21)     /* nothing can be sampled: grammar and bias leave no token. Unchanged. */
+
+#define PYL_STATE_UNCHANGED 0
+#define PYL_STATE_ADVANCED 1
+#define PYL_STATE_POISONED 2
+
+/* Everything known about a failure. */
+typedef struct pyl_error {
+    uint32_t struct_size;
+    int32_t code;         /* PYL_E_*; PYL_OK when nothing has failed on this thread yet */
+    int32_t state;        /* PYL_STATE_* */
+    int32_t engine_rc;    /* the engine's own return code, 0 when it was not involved */
+    int32_t partial;      /* 1 when part of the call landed before it failed */
+    int32_t index;        /* index of the offending item of an array argument, -1 when there is none */
+    int64_t need;         /* what was asked for, -1 when no number applies */
+    int64_t have;         /* what there was, in the same unit */
+    const char * message; /* NUL-terminated, Borrowed until the next failing call on this thread */
+} pyl_error;
+
+/* The last failure on the calling thread; successes leave it in place. Borrowed until the thread's next failing call.
+ * Thread: any (each has its own). */
+PYL_API const pyl_error * pyl_error_last(void);
+
+/* -------------------------------------------------------------------------------------------------------------- logs -- */
+
+/* Moves the log lines collected since the last call into `out`: one per line, "LEVEL text", oldest first. Lines beyond the
+ * newest 4,096 are dropped and counted in *dropped. Owned (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_log_drain(pyl_text ** out, uint64_t * dropped);
+
+/* Lines below this level are not collected: 1 debug, 2 info, 3 warning (default), 4 error, 5 nothing. Thread: any. */
+PYL_API int32_t pyl_log_level(int32_t level);
+
+/* Number of native objects alive, for leak tests. */
+typedef struct pyl_live {
+    uint32_t struct_size;
+    uint32_t models;   /* pyl_model handles */
+    uint32_t weights;  /* distinct weights in memory */
+    uint32_t stores;   /* pyl_store handles */
+    uint32_t contexts; /* engine contexts: KV caches in memory */
+    uint32_t branches; /* live branches of all stores */
+    uint32_t grammars; /* engine grammar objects */
+    uint32_t texts;    /* pyl_text not yet freed */
+} pyl_live;
+
+/* Counts of what is alive right now. Thread: any. */
+PYL_API int32_t pyl_live_objects(pyl_live * out);
+
+/* ------------------------------------------------------------------------------------------------------------ models -- */
+
+typedef struct pyl_model_params {
+    uint32_t struct_size;
+    int32_t n_gpu_layers; /* layers to put on accelerators; 0 none (default), negative all */
+    int32_t use_mmap;     /* 1 map the file (default), 0 read it */
+    int32_t vocab_only;   /* 1: vocabulary and metadata, no weights; such a model opens no store */
+} pyl_model_params;
+
+/* Fills in the defaults. Thread: any. */
+PYL_API void pyl_model_params_init(pyl_model_params * params);
+
+/* Opens a model file (GGUF), or the built-in stub engine with a path of the form "stub:key=value;..." (docs/testing.md).
+ * Weights already open with the same file and params are shared, and freed with the last handle or store that uses them.
+ *   out     Owned (pyl_model_free).
+ *   path    Copied; n_path bytes of UTF-8.
+ *   params  Copied; NULL for the defaults.
+ * Errors: PYL_E_IO, PYL_E_FORMAT (the engine's words in the message), PYL_E_UNSUPPORTED (this CPU lacks instructions the
+ * library was compiled to use), PYL_E_OUT_OF_MEMORY. Thread: any. */
+PYL_API int32_t pyl_model_open(pyl_model ** out, const char * path, size_t n_path, const pyl_model_params * params);
+
+/* Gives the handle back; stores opened from it live on. Thread: any. */
+PYL_API int32_t pyl_model_free(pyl_model * model);
+
+#define PYL_VOCAB_NONE 0
+#define PYL_VOCAB_SPM 1
+#define PYL_VOCAB_BPE 2
+#define PYL_VOCAB_WPM 3
+#define PYL_VOCAB_UGM 4
+#define PYL_VOCAB_RWKV 5
+#define PYL_VOCAB_OTHER 6
+
+typedef struct pyl_model_info {
+    uint32_t struct_size;
+    int32_t n_vocab;      /* tokens in the vocabulary */
+    int32_t n_ctx_train;  /* context the model declares, in tokens */
+    int32_t n_embd;       /* width of a hidden state */
+    int32_t n_embd_inp;   /* width of an input row (embedding rail) */
+    int32_t n_layer;
+    int32_t n_head;
+    int32_t n_head_kv;
+    int32_t n_swa;        /* sliding window in tokens, 0 for none */
+    int32_t vocab_type;   /* PYL_VOCAB_* */
+    int32_t is_recurrent; /* 1 when there is recurrent state and no attention cache */
+    int32_t is_hybrid;    /* 1 when there are both */
+    int32_t has_encoder;
+    int32_t has_decoder;
+    int32_t add_bos;      /* 1 when tokenising with PYL_TOKENIZE_SPECIAL puts a beginning-of-sequence token first */
+    int32_t add_eos;
+    int32_t bos, eos, eot, sep, nl, pad; /* token ids, -1 for none */
+    uint64_t n_params;
+    uint64_t n_bytes;     /* bytes of all tensors */
+} pyl_model_info;
+
+/* Facts about the model. Thread: any. */
+PYL_API int32_t pyl_model_describe(const pyl_model * model, pyl_model_info * out);
+
+/* All scalar metadata of the model file as one JSON object of strings, and under "" the engine's one-line description.
+ * Arrays are not included. Owned (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_model_metadata(const pyl_model * model, pyl_text ** out);
+
+/* -------------------------------------------------------------------------------------------------------- vocabulary -- */
+
+#define PYL_TOKENIZE_ADD_SPECIAL 1u   /* add the model's BOS / EOS where it wants them */
+#define PYL_TOKENIZE_PARSE_SPECIAL 2u /* text such as "<|im_end|>" becomes the control token; off, it stays inert text */
+
+/* Text to tokens. *n_tokens is always set to the number the text needs; when that exceeds `capacity` nothing is written and
+ * the result is PYL_E_INVALID with need and have, so a first call with capacity 0 asks for the size.
+ * Errors also: PYL_E_FORMAT (not UTF-8). Thread: any. */
+PYL_API int32_t pyl_tokenize(const pyl_model * model, const char * text, size_t n_text, uint32_t flags, int32_t * tokens, size_t capacity, size_t * n_tokens);
+
+#define PYL_DETOKENIZE_SPECIAL 1u /* show control tokens as their text; off, they are left out */
+
+/* Tokens to bytes: the pieces one after another, exactly (a token may end in mid-character). Owned (pyl_text_free).
+ * Errors: PYL_E_INVALID with the index of an id outside the vocabulary. Thread: any. */
+PYL_API int32_t pyl_detokenize(const pyl_model * model, const int32_t * tokens, size_t n_tokens, uint32_t flags, pyl_text ** out);
+
+#define PYL_TOKEN_EOG 1u     /* ends a generation */
+#define PYL_TOKEN_CONTROL 2u /* control token, not text */
+#define PYL_TOKEN_BYTE 4u    /* a single raw byte */
+#define PYL_TOKEN_UNUSED 8u
+#define PYL_TOKEN_UNKNOWN 16u
+#define PYL_TOKEN_USER 32u   /* user-defined */
+
+/* Flags (PYL_TOKEN_*) of each token. Errors: PYL_E_INVALID with the index of an id outside the vocabulary. Thread: any. */
+PYL_API int32_t pyl_token_flags(const pyl_model * model, const int32_t * tokens, size_t n_tokens, uint32_t * flags);
+
+/* -------------------------------------------------------------------------------------------------------------- chat -- */
+
+/* Renders a conversation through the model's own chat template, with the engine's template code.
+ *   request  JSON: messages (required; content may be null = empty), tools, tool_choice (auto|required|none),
+ *            parallel_tool_calls, add_generation_prompt (default true), continue_final_message (bool), enable_thinking
+ *            (default true), reasoning_format (none|auto|deepseek|deepseek-legacy), grammar, template (source
+ *            of another template, the caller's own choice), template_kwargs {name: any JSON}, parser (auto|content).
+ *            An unknown key is PYL_E_FORMAT.
+ *   out      JSON: prompt, generation_prompt, add_special (1 when the prompt is to be tokenised with
+ *            PYL_TOKENIZE_ADD_SPECIAL), grammar, grammar_lazy, triggers [{type (word|token|pattern|pattern_full), value, token}],
+ *            stops, preserved_tokens, thinking {supported, start, ends}, parser {format, reasoning_format, generation_prompt,
+ *            rules}: pass `parser` to pyl_chat_parse; notes [what the engine had to change about the messages].
+ *            Owned (pyl_text_free).
+ * Never another template: a model without one, one that does not parse, one that raises and one that cannot take what was
+ * asked (tools, a lone system message) are PYL_E_TEMPLATE, with the template's own words. Thread: any. */
+PYL_API int32_t pyl_chat_render(const pyl_model * model, const char * request, size_t n_request, pyl_text ** out);
+
+/* Parses what the model wrote.
+ *   request  JSON: text, partial (default false), parser (as pyl_chat_render gave it).
+ *   out      JSON: role, content, reasoning_content, tool_calls [{id, type, function {name, arguments}}]. Owned (pyl_text_free).
+ * Errors: PYL_E_FORMAT (bad request, or finished text that does not follow the template's format). Thread: any. */
+PYL_API int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
+
+/* ------------------------------------------------------------------------------------------------------------ stores -- */
+
+#define PYL_FLASH_ATTN_AUTO 0 /* on, unless the engine cannot open this model with it; pyl_store_pressure tells which */
+#define PYL_FLASH_ATTN_ON 1
+#define PYL_FLASH_ATTN_OFF 2
+
+#define PYL_KV_F16 0
+#define PYL_KV_F32 1
+#define PYL_KV_BF16 2
+#define PYL_KV_Q8_0 3
+#define PYL_KV_Q4_0 4
+#define PYL_KV_Q4_1 5
+#define PYL_KV_Q5_0 6
+#define PYL_KV_Q5_1 7
+#define PYL_KV_IQ4_NL 8
+
+typedef struct pyl_store_params {
+    uint32_t struct_size;
+    uint32_t n_ctx;       /* cells; 0 for the model's trained context. Rounded up to the engine's 256 */
+    uint32_t n_batch;     /* tokens in one dispatch, and the grain of cancel; 0 for 512. At least n_branches */
+    uint32_t n_branches;  /* branches that can be alive at once, 1..256; 0 for 8 */
+    uint32_t n_threads;   /* 0 for the cores this process may use (affinity and cgroup quota) */
+    int32_t flash_attn;   /* PYL_FLASH_ATTN_* */
+    int32_t type_k;       /* PYL_KV_* */
+    int32_t type_v;
+    int32_t swa_full;     /* 1 (default): sliding-window layers keep full-length cells, forks are unlimited. 0 is refused until a
+                             store can save and restore windows */
+} pyl_store_params;
+
+/* Fills in the defaults. Thread: any. */
+PYL_API void pyl_store_params_init(pyl_store_params * params);
+
+/* Opens a store: allocates the KV cache and the compute buffers.
+ *   out  Owned (pyl_store_free).
+ * Errors: PYL_E_INVALID, PYL_E_UNSUPPORTED (no decoder, vocab_only), PYL_E_OUT_OF_MEMORY, PYL_E_FORMAT (the engine's words).
+ * Thread: any. */
+PYL_API int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params);
+
+/* Cancels a call in flight on another thread, waits for it to return, releases every branch and the memory. Thread: any. */
+PYL_API int32_t pyl_store_free(pyl_store * store);
+
+/* The same teardown while the handle stays valid: afterwards every call but pyl_store_free is PYL_E_CLOSED. Calling it
+ * again is fine. Thread: any. */
+PYL_API int32_t pyl_store_drain(pyl_store * store);
+
+/* Asks the call that is running in this store to stop at its next dispatch boundary: it then fails with PYL_E_CANCELLED.
+ * With no call running there is nothing to stop and nothing happens later. Thread: any. */
+PYL_API int32_t pyl_store_cancel(pyl_store * store);
+
+typedef struct pyl_pressure {
+    uint32_t struct_size;
+    uint32_t n_ctx;            /* cells of the cache */
+    uint32_t n_batch;
+    uint32_t n_threads;
+    uint32_t cells_used;       /* every cell counted once, however many branches share it */
+    uint32_t cells_remaining;
+    uint32_t leases_used;      /* live branches */
+    uint32_t leases_remaining;
+    int32_t flash_attn;        /* PYL_FLASH_ATTN_ON or _OFF, as opened */
+    int32_t is_draining;
+    uint64_t n_dispatches;     /* decodes since the store was opened */
+    uint64_t n_tokens_decoded; /* tokens in them */
+    uint64_t n_tokens_sampled;
+    double decode_s;           /* seconds inside the engine's decode */
+    double sample_s;           /* seconds sampling */
+} pyl_pressure;
+
+/* Live numbers, consistent at the last dispatch boundary even while another thread is inside the store: this is also how
+ * progress is polled. Thread: any. */
+PYL_API int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
+
+/* ---------------------------------------------------------------------------------------------------- sampling params -- */
+
+#define PYL_SEED_KEEP 0  /* keep the stream that is there (a new branch gets one from the operating system) */
+#define PYL_SEED_SET 1   /* start a new stream from `seed` */
+
+/* Order: grammar, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
+typedef struct pyl_sampling {
+    uint32_t struct_size;
+    float temperature;       /* > 0 draws; <= 0 greedy */
+    int32_t top_k;           /* <= 0 off */
+    float top_p;             /* 1 off */
+    float min_p;             /* 0 off */
+    float typical_p;         /* 1 off */
+    float penalty_repeat;    /* 1 off; > 0 */
+    float penalty_frequency; /* 0 off; finite */
+    float penalty_presence;  /* 0 off; finite */
+    int32_t penalty_last_n;  /* tokens looked back at, 0..65536 */
+    int32_t seed_mode;       /* PYL_SEED_* */
+    uint64_t seed;
+} pyl_sampling;
+
+/* Fills in the defaults: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, the rest off, PYL_SEED_KEEP. Thread: any. */
+PYL_API void pyl_sampling_init(pyl_sampling * sampling);
+
+/* Changes how a branch is sampled. Equal params are a no-op; a change of temperature or truncation keeps the random stream
+ * and the penalty window. Errors: PYL_E_INVALID (NaN, out of range), PYL_E_STALE. Thread: store. */
+PYL_API int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
+
+/* The params in force, with the seed really used (also when it came from the operating system). Thread: store. */
+PYL_API int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
+
+/* Constrains a branch to a GBNF grammar from its next token on; n_gbnf == 0 lifts the constraint. A grammar that does not
+ * parse is PYL_E_GRAMMAR with line and column, and the one in force stays. Thread: store.
+ *   root  NUL-terminated name of the start rule; NULL for "root". */
+PYL_API int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
+
+/* ---------------------------------------------------------------------------------------------------------- branches -- */
+
+/* Makes a new root: empty, no logits, its own lease.
+ *   start_pos  first position it will decode at (0 for a fresh conversation); earlier cells are not charged to it.
+ *   sampling   Copied; NULL for the defaults.
+ * Errors: PYL_E_NO_LEASE, PYL_E_INVALID. All or nothing. Thread: store. */
+PYL_API int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
+
+/* Forks `source` n times in O(n), without decoding or copying a cell. Each child shares the parent's cells and clones its
+ * sampling (random stream and penalty window), grammar state and logits: without a seed of its own it continues exactly
+ * as the parent would.
+ *   out    n handles, all or none.
+ *   seeds  n seeds, or NULL to keep the parent's stream in every child. Copied.
+ * Errors: PYL_E_NO_LEASE (need, have), PYL_E_STALE, PYL_E_POISONED, PYL_E_INVALID. Thread: store. */
+PYL_API int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);
+
+/* Prunes leaves: their own cells and leases are free again. A handle that is stale already is skipped. With any that has
+ * children outside the list, PYL_E_HAS_CHILDREN with its index, and nothing is pruned. Thread: store. */
+PYL_API int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n);
+
+/* Prunes a branch with everything below it, whatever the depth. Stale: nothing to do. Never fails otherwise. Thread: store. */
+PYL_API int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch);
+
+/* Keeps one branch and releases every other one (ancestors, siblings, its own descendants). The handle stays and becomes
+ * a root that owns all its cells. Errors: PYL_E_STALE, PYL_E_POISONED. Thread: store. */
+PYL_API int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
+
+typedef struct pyl_branch_info {
+    uint32_t struct_size;
+    int32_t position;         /* where its next token goes */
+    uint32_t cells_own;       /* cells decoded by this branch */
+    uint32_t cells_inherited; /* cells before its fork point, owned by ancestors */
+    pyl_branch parent;        /* 0 for a root */
+    uint32_t n_children;
+    int32_t has_logits;
+    int32_t is_poisoned;
+    int32_t last_token;       /* the last token decoded through commit or tick, -1 for none */
+    int32_t has_grammar;
+    uint64_t n_sampled;       /* draws since the seed was set */
+} pyl_branch_info;
+
+/* Facts about a branch. Errors: PYL_E_STALE. Thread: store. */
+PYL_API int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_info * out);
+
+/* The live branches, oldest first: *n is set to their number; PYL_E_INVALID with need and have when capacity is short.
+ * children_of 0 lists all, otherwise only that branch's children. Thread: store. */
+PYL_API int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * out, size_t capacity, size_t * n);
+
+/* ---------------------------------------------------------------------------------------------------------- decoding -- */
+
+typedef struct pyl_run {
+    uint32_t struct_size;
+    uint32_t n_tokens;
+    pyl_branch branch;
+    const int32_t * tokens; /* Copied as they are dispatched */
+    uint32_t n_landed;      /* out: tokens of this run now in the cache, also after a failure */
+    int32_t state;          /* out: PYL_STATE_* of this branch after a failure */
+} pyl_run;
+
+/* Decodes many tokens of many branches, packed into as few dispatches as n_batch allows. Logits are kept for the last token
+ * of each finished run. Sampler and grammar are not fed. Runs without tokens are skipped; a branch may stand only once.
+ *   max_dispatches  stop after this many with PYL_OK and the rest unlanded (n_landed tells); 0 for no limit.
+ *   n_dispatches    out, may be NULL.
+ * Errors: PYL_E_CONTEXT before anything runs when the tokens of all runs exceed the cells left; PYL_E_INVALID, PYL_E_STALE,
+ * PYL_E_POISONED with the run's index, unchanged; PYL_E_CANCELLED, advanced: whole dispatches landed, the unfinished runs
+ * can go on later; PYL_E_NO_CELLS and PYL_E_DECODE: per run in `state`. Thread: store. */
+PYL_API int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches);
+
+/* Draws one token for each branch; none is decoded. Only the random streams advance.
+ * Errors: PYL_E_NO_LOGITS, PYL_E_ILLEGAL with the branch's index: then no stream has advanced. Thread: store. */
+PYL_API int32_t pyl_sample_n(pyl_store * store, const pyl_branch * branches, size_t n, int32_t * tokens);
+
+/* Decodes one token for each branch in exactly one dispatch, and feeds it to that branch's grammar and penalty window.
+ * Errors: PYL_E_CONTEXT, PYL_E_GRAMMAR (not legal; its index), PYL_E_INVALID (a branch twice, more than n_batch, an id outside
+ * the vocabulary), PYL_E_STALE, PYL_E_POISONED: unchanged. PYL_E_NO_CELLS: unchanged. PYL_E_DECODE: these branches are
+ * poisoned. Thread: store. */
+PYL_API int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32_t * tokens, size_t n);
+
+#define PYL_FINISH_NONE 0   /* can go on */
+#define PYL_FINISH_EOG 1    /* drew an end-of-generation token: not decoded, not counted in n_tokens */
+#define PYL_FINISH_STOP 2   /* drew one of the stop tokens: not decoded, not counted */
+#define PYL_FINISH_LENGTH 3 /* reached its max_tokens */
+#define PYL_FINISH_ILLEGAL 4 /* grammar and bias left nothing to draw */
+
+typedef struct pyl_lane {
+    uint32_t struct_size;
+    int32_t finish;      /* out: PYL_FINISH_* */
+    pyl_branch branch;
+    uint32_t max_tokens; /* most tokens to take in this call; 0 for n_steps */
+    uint32_t n_tokens;   /* out: tokens taken and decoded */
+    int32_t final_token; /* out: the undecoded token that ended it (EOG, STOP), -1 otherwise */
+    int32_t state;       /* out: PYL_STATE_* of this branch after a failure */
+} pyl_lane;
+
+typedef struct pyl_tick {
+    uint32_t struct_size;
+    uint32_t n_steps;             /* most ticks to run without returning; 0 counts as 1 */
+    const int32_t * stop_tokens;  /* Copied; may be NULL */
+    size_t n_stop_tokens;
+    uint32_t n_ticks;             /* out: ticks run, each at most one dispatch */
+    uint32_t n_dispatches;        /* out */
+    int32_t out_of_cells;         /* out: 1 when it returned early because the next tick no longer fits */
+    uint32_t reserved;            /* zero */
+} pyl_tick;
+
+/* The inner loop: sample each branch, set aside those that end, decode the others in one dispatch, feed their grammars and
+ * penalty windows; repeated up to n_steps times while any lane can go on.
+ *   tokens  n_lanes rows of n_steps ids; row i holds lanes[i].n_tokens of them.
+ * Errors before anything runs, unchanged: PYL_E_CONTEXT when even the first tick does not fit, PYL_E_NO_LOGITS, PYL_E_STALE,
+ * PYL_E_POISONED, PYL_E_INVALID. After a later tick failed or was cancelled the outputs are filled in, the code says why and
+ * lanes[i].state what became of each. Thread: store. */
+PYL_API int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t n_lanes, int32_t * tokens);
+
+typedef struct pyl_logits_view {
+    uint32_t struct_size;
+    uint32_t n_vocab;
+    const float * data; /* n_vocab floats, Borrowed until the branch or the store decodes, forks or is pruned */
+    uint64_t epoch;     /* changes with everything that can invalidate the view: compare with pyl_store_epoch */
+} pyl_logits_view;
+
+/* A look at the logits of a branch without a copy. Errors: PYL_E_NO_LOGITS, PYL_E_STALE. Thread: store. */
+PYL_API int32_t pyl_branch_logits(pyl_store * store, pyl_branch branch, pyl_logits_view * out);
+
+/* The store's epoch now; a view whose epoch differs must not be read any more. 0 for a store that is closed. Thread: any. */
+PYL_API uint64_t pyl_store_epoch(const pyl_store * store);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* PYLLOYAL_H */

@@ -1,0 +1,334 @@
+"""The ABI as ctypes: constants, structs, prototypes.
+
+GENERATED from libsrc/include/pylloyal.h by tools/gen_capi.py; do not edit.
+"""
+# ruff: noqa: F403, F405
+# fmt: off
+from ctypes import *
+from typing import Any, Final
+
+ABI_VERSION: Final = 1
+OK: Final = 0
+E_INVALID: Final = -1
+E_CLOSED: Final = -2
+E_STALE: Final = -3
+E_BUSY: Final = -4
+E_HAS_CHILDREN: Final = -5
+E_DIVERGED: Final = -6
+E_NO_LOGITS: Final = -7
+E_GRAMMAR: Final = -8
+E_UNSUPPORTED: Final = -9
+E_FORMAT: Final = -10
+E_IO: Final = -11
+E_INTERNAL: Final = -12
+E_OUT_OF_MEMORY: Final = -13
+E_NO_LEASE: Final = -14
+E_CONTEXT: Final = -15
+E_NO_CELLS: Final = -16
+E_CANCELLED: Final = -17
+E_DECODE: Final = -18
+E_POISONED: Final = -19
+E_TEMPLATE: Final = -20
+E_ILLEGAL: Final = -21
+STATE_UNCHANGED: Final = 0
+STATE_ADVANCED: Final = 1
+STATE_POISONED: Final = 2
+VOCAB_NONE: Final = 0
+VOCAB_SPM: Final = 1
+VOCAB_BPE: Final = 2
+VOCAB_WPM: Final = 3
+VOCAB_UGM: Final = 4
+VOCAB_RWKV: Final = 5
+VOCAB_OTHER: Final = 6
+TOKENIZE_ADD_SPECIAL: Final = 1
+TOKENIZE_PARSE_SPECIAL: Final = 2
+DETOKENIZE_SPECIAL: Final = 1
+TOKEN_EOG: Final = 1
+TOKEN_CONTROL: Final = 2
+TOKEN_BYTE: Final = 4
+TOKEN_UNUSED: Final = 8
+TOKEN_UNKNOWN: Final = 16
+TOKEN_USER: Final = 32
+FLASH_ATTN_AUTO: Final = 0
+FLASH_ATTN_ON: Final = 1
+FLASH_ATTN_OFF: Final = 2
+KV_F16: Final = 0
+KV_F32: Final = 1
+KV_BF16: Final = 2
+KV_Q8_0: Final = 3
+KV_Q4_0: Final = 4
+KV_Q4_1: Final = 5
+KV_Q5_0: Final = 6
+KV_Q5_1: Final = 7
+KV_IQ4_NL: Final = 8
+SEED_KEEP: Final = 0
+SEED_SET: Final = 1
+FINISH_NONE: Final = 0
+FINISH_EOG: Final = 1
+FINISH_STOP: Final = 2
+FINISH_LENGTH: Final = 3
+FINISH_ILLEGAL: Final = 4
+
+
+class pyl_model_p(c_void_p):
+    """``pyl_model *``: opaque."""
+
+
+class pyl_store_p(c_void_p):
+    """``pyl_store *``: opaque."""
+
+
+class pyl_text_p(c_void_p):
+    """``pyl_text *``: opaque."""
+
+
+class pyl_error(Structure):
+    """Everything known about a failure."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("code", c_int32),
+        ("state", c_int32),
+        ("engine_rc", c_int32),
+        ("partial", c_int32),
+        ("index", c_int32),
+        ("need", c_int64),
+        ("have", c_int64),
+        ("message", c_char_p),
+    ]
+
+
+class pyl_live(Structure):
+    """Number of native objects alive, for leak tests."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("models", c_uint32),
+        ("weights", c_uint32),
+        ("stores", c_uint32),
+        ("contexts", c_uint32),
+        ("branches", c_uint32),
+        ("grammars", c_uint32),
+        ("texts", c_uint32),
+    ]
+
+
+class pyl_model_params(Structure):
+    """------------------------------------------------------------------------------------------------------------ models --"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_gpu_layers", c_int32),
+        ("use_mmap", c_int32),
+        ("vocab_only", c_int32),
+    ]
+
+
+class pyl_model_info(Structure):
+    """pyl_model_info"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_vocab", c_int32),
+        ("n_ctx_train", c_int32),
+        ("n_embd", c_int32),
+        ("n_embd_inp", c_int32),
+        ("n_layer", c_int32),
+        ("n_head", c_int32),
+        ("n_head_kv", c_int32),
+        ("n_swa", c_int32),
+        ("vocab_type", c_int32),
+        ("is_recurrent", c_int32),
+        ("is_hybrid", c_int32),
+        ("has_encoder", c_int32),
+        ("has_decoder", c_int32),
+        ("add_bos", c_int32),
+        ("add_eos", c_int32),
+        ("bos", c_int32),
+        ("eos", c_int32),
+        ("eot", c_int32),
+        ("sep", c_int32),
+        ("nl", c_int32),
+        ("pad", c_int32),
+        ("n_params", c_uint64),
+        ("n_bytes", c_uint64),
+    ]
+
+
+class pyl_store_params(Structure):
+    """pyl_store_params"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_ctx", c_uint32),
+        ("n_batch", c_uint32),
+        ("n_branches", c_uint32),
+        ("n_threads", c_uint32),
+        ("flash_attn", c_int32),
+        ("type_k", c_int32),
+        ("type_v", c_int32),
+        ("swa_full", c_int32),
+    ]
+
+
+class pyl_pressure(Structure):
+    """pyl_pressure"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_ctx", c_uint32),
+        ("n_batch", c_uint32),
+        ("n_threads", c_uint32),
+        ("cells_used", c_uint32),
+        ("cells_remaining", c_uint32),
+        ("leases_used", c_uint32),
+        ("leases_remaining", c_uint32),
+        ("flash_attn", c_int32),
+        ("is_draining", c_int32),
+        ("n_dispatches", c_uint64),
+        ("n_tokens_decoded", c_uint64),
+        ("n_tokens_sampled", c_uint64),
+        ("decode_s", c_double),
+        ("sample_s", c_double),
+    ]
+
+
+class pyl_sampling(Structure):
+    """Order: grammar, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("typical_p", c_float),
+        ("penalty_repeat", c_float),
+        ("penalty_frequency", c_float),
+        ("penalty_presence", c_float),
+        ("penalty_last_n", c_int32),
+        ("seed_mode", c_int32),
+        ("seed", c_uint64),
+    ]
+
+
+class pyl_branch_info(Structure):
+    """pyl_branch_info"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("position", c_int32),
+        ("cells_own", c_uint32),
+        ("cells_inherited", c_uint32),
+        ("parent", c_uint64),
+        ("n_children", c_uint32),
+        ("has_logits", c_int32),
+        ("is_poisoned", c_int32),
+        ("last_token", c_int32),
+        ("has_grammar", c_int32),
+        ("n_sampled", c_uint64),
+    ]
+
+
+class pyl_run(Structure):
+    """---------------------------------------------------------------------------------------------------------- decoding --"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_tokens", c_uint32),
+        ("branch", c_uint64),
+        ("tokens", POINTER(c_int32)),
+        ("n_landed", c_uint32),
+        ("state", c_int32),
+    ]
+
+
+class pyl_lane(Structure):
+    """grammar and bias left nothing to draw"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("finish", c_int32),
+        ("branch", c_uint64),
+        ("max_tokens", c_uint32),
+        ("n_tokens", c_uint32),
+        ("final_token", c_int32),
+        ("state", c_int32),
+    ]
+
+
+class pyl_tick(Structure):
+    """pyl_tick"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_steps", c_uint32),
+        ("stop_tokens", POINTER(c_int32)),
+        ("n_stop_tokens", c_size_t),
+        ("n_ticks", c_uint32),
+        ("n_dispatches", c_uint32),
+        ("out_of_cells", c_int32),
+        ("reserved", c_uint32),
+    ]
+
+
+class pyl_logits_view(Structure):
+    """pyl_logits_view"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_vocab", c_uint32),
+        ("data", POINTER(c_float)),
+        ("epoch", c_uint64),
+    ]
+
+
+# name, result, arguments, whether the result is a status
+PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
+    ("pyl_abi_version", c_int32, [], False),  # int32_t pyl_abi_version(void);
+    ("pyl_abi_layout", c_int32, [POINTER(pyl_text_p)], True),  # int32_t pyl_abi_layout(pyl_text ** out);
+    ("pyl_build_info", c_int32, [POINTER(pyl_text_p)], True),  # int32_t pyl_build_info(pyl_text ** out);
+    ("pyl_devices", c_int32, [POINTER(pyl_text_p)], True),  # int32_t pyl_devices(pyl_text ** out);
+    ("pyl_text_data", c_char_p, [pyl_text_p], False),  # const char * pyl_text_data(const pyl_text * text);
+    ("pyl_text_size", c_size_t, [pyl_text_p], False),  # size_t pyl_text_size(const pyl_text * text);
+    ("pyl_text_free", None, [pyl_text_p], False),  # void pyl_text_free(pyl_text * text);
+    ("pyl_error_last", POINTER(pyl_error), [], False),  # const pyl_error * pyl_error_last(void);
+    ("pyl_log_drain", c_int32, [POINTER(pyl_text_p), POINTER(c_uint64)], True),  # int32_t pyl_log_drain(pyl_text ** out, uint64_t * dropped);
+    ("pyl_log_level", c_int32, [c_int32], True),  # int32_t pyl_log_level(int32_t level);
+    ("pyl_live_objects", c_int32, [POINTER(pyl_live)], True),  # int32_t pyl_live_objects(pyl_live * out);
+    ("pyl_model_params_init", None, [POINTER(pyl_model_params)], False),  # void pyl_model_params_init(pyl_model_params * params);
+    ("pyl_model_open", c_int32, [POINTER(pyl_model_p), c_char_p, c_size_t, POINTER(pyl_model_params)], True),  # int32_t pyl_model_open(pyl_model ** out, const char * path, size_t n_path, const pyl_model_params * params);
+    ("pyl_model_free", c_int32, [pyl_model_p], True),  # int32_t pyl_model_free(pyl_model * model);
+    ("pyl_model_describe", c_int32, [pyl_model_p, POINTER(pyl_model_info)], True),  # int32_t pyl_model_describe(const pyl_model * model, pyl_model_info * out);
+    ("pyl_model_metadata", c_int32, [pyl_model_p, POINTER(pyl_text_p)], True),  # int32_t pyl_model_metadata(const pyl_model * model, pyl_text ** out);
+    ("pyl_tokenize", c_int32, [pyl_model_p, c_char_p, c_size_t, c_uint32, POINTER(c_int32), c_size_t, POINTER(c_size_t)], True),  # int32_t pyl_tokenize(const pyl_model * model, const char * text, size_t n_text, uint32_t flags, int32_t * tokens, size_t capacity, size_t * n_tokens);
+    ("pyl_detokenize", c_int32, [pyl_model_p, POINTER(c_int32), c_size_t, c_uint32, POINTER(pyl_text_p)], True),  # int32_t pyl_detokenize(const pyl_model * model, const int32_t * tokens, size_t n_tokens, uint32_t flags, pyl_text ** out);
+    ("pyl_token_flags", c_int32, [pyl_model_p, POINTER(c_int32), c_size_t, POINTER(c_uint32)], True),  # int32_t pyl_token_flags(const pyl_model * model, const int32_t * tokens, size_t n_tokens, uint32_t * flags);
+    ("pyl_chat_render", c_int32, [pyl_model_p, c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_chat_render(const pyl_model * model, const char * request, size_t n_request, pyl_text ** out);
+    ("pyl_chat_parse", c_int32, [c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
+    ("pyl_store_params_init", None, [POINTER(pyl_store_params)], False),  # void pyl_store_params_init(pyl_store_params * params);
+    ("pyl_store_open", c_int32, [POINTER(pyl_store_p), pyl_model_p, POINTER(pyl_store_params)], True),  # int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params);
+    ("pyl_store_free", c_int32, [pyl_store_p], True),  # int32_t pyl_store_free(pyl_store * store);
+    ("pyl_store_drain", c_int32, [pyl_store_p], True),  # int32_t pyl_store_drain(pyl_store * store);
+    ("pyl_store_cancel", c_int32, [pyl_store_p], True),  # int32_t pyl_store_cancel(pyl_store * store);
+    ("pyl_store_pressure", c_int32, [pyl_store_p, POINTER(pyl_pressure)], True),  # int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
+    ("pyl_sampling_init", None, [POINTER(pyl_sampling)], False),  # void pyl_sampling_init(pyl_sampling * sampling);
+    ("pyl_branch_set_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
+    ("pyl_branch_get_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
+    ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t, c_char_p], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
+    ("pyl_branch_create", c_int32, [pyl_store_p, POINTER(c_uint64), c_int32, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
+    ("pyl_branch_fork_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_uint64)], True),  # int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);
+    ("pyl_branch_prune_n", c_int32, [pyl_store_p, POINTER(c_uint64), c_size_t], True),  # int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n);
+    ("pyl_branch_prune_subtree", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch);
+    ("pyl_branch_retain_only", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
+    ("pyl_branch_describe", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_branch_info)], True),  # int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_info * out);
+    ("pyl_branch_list", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_size_t)], True),  # int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * out, size_t capacity, size_t * n);
+    ("pyl_prefill_n", c_int32, [pyl_store_p, POINTER(pyl_run), c_size_t, c_uint32, POINTER(c_uint32)], True),  # int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches);
+    ("pyl_sample_n", c_int32, [pyl_store_p, POINTER(c_uint64), c_size_t, POINTER(c_int32)], True),  # int32_t pyl_sample_n(pyl_store * store, const pyl_branch * branches, size_t n, int32_t * tokens);
+    ("pyl_commit_n", c_int32, [pyl_store_p, POINTER(c_uint64), POINTER(c_int32), c_size_t], True),  # int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32_t * tokens, size_t n);
+    ("pyl_tick_n", c_int32, [pyl_store_p, POINTER(pyl_tick), POINTER(pyl_lane), c_size_t, POINTER(c_int32)], True),  # int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t n_lanes, int32_t * tokens);
+    ("pyl_branch_logits", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_logits_view)], True),  # int32_t pyl_branch_logits(pyl_store * store, pyl_branch branch, pyl_logits_view * out);
+    ("pyl_store_epoch", c_uint64, [pyl_store_p], False),  # uint64_t pyl_store_epoch(const pyl_store * store);
+]
+
+STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view]

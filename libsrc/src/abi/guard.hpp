@@ -1,0 +1,79 @@
+// The one exception barrier: every exported function that can fail runs its body through guarded().
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/store.hpp"
+
+struct pyl_text {
+    std::string bytes;
+};
+
+namespace pyl {
+
+// Keeps the failure for pyl_error_last() and returns its code. Never throws.
+int32_t remember(const Error & error) noexcept;
+int32_t remember_out_of_memory() noexcept;
+
+template <typename Body>
+int32_t guarded(Body && body) noexcept {
+    try {
+        std::forward<Body>(body)();
+        return PYL_OK;
+    } catch (const Error & error) {
+        return remember(error);
+    } catch (const std::bad_alloc &) {
+        return remember_out_of_memory();
+    } catch (const std::exception & error) {
+        return remember(Error(PYL_E_INTERNAL, error.what()));
+    } catch (...) {
+        return remember(Error(PYL_E_INTERNAL, "something that is not an exception was thrown"));
+    }
+}
+
+inline void need(bool ok, const char * message) {
+    if (!ok) throw Error(PYL_E_INVALID, message);
+}
+
+// Structs are read and written only as far as the caller's struct_size says, so older callers keep working.
+template <typename T>
+T read_struct(const T * given) {
+    need(given != nullptr, "a struct pointer is NULL");
+    need(given->struct_size >= sizeof(uint32_t) && given->struct_size <= sizeof(T), "struct_size is not set, or larger than this library knows");
+    T out{};
+    const auto * from = reinterpret_cast<const char *>(given);
+    std::copy(from, from + given->struct_size, reinterpret_cast<char *>(&out));
+    return out;
+}
+
+template <typename T>
+void write_struct(T * out, T value) {
+    need(out != nullptr, "a struct pointer is NULL");
+    const uint32_t size = out->struct_size;
+    need(size >= sizeof(uint32_t) && size <= sizeof(T), "struct_size is not set, or larger than this library knows");
+    value.struct_size = size;
+    const auto * from = reinterpret_cast<const char *>(&value);
+    std::copy(from, from + size, reinterpret_cast<char *>(out));
+}
+
+pyl_text * new_text(std::string bytes);
+
+// Handles are tokens looked up here, never addresses.
+std::shared_ptr<Model> model_of(const pyl_model * handle);
+std::shared_ptr<Store> store_of(const pyl_store * handle);
+
+// A call into a store: keeps it alive, and refuses a second one at the same time.
+template <typename Body>
+int32_t in_store(const pyl_store * handle, Body && body) noexcept {
+    return guarded([&] {
+        const std::shared_ptr<Store> store = store_of(handle);
+        const Store::Call call(*store);
+        body(*store);
+    });
+}
+
+}  // namespace pyl

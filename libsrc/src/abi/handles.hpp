@@ -1,0 +1,51 @@
+// The table behind opaque handles: a counter that never repeats, mapped to a shared owner.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+
+#include "core/error.hpp"
+
+namespace pyl {
+
+template <typename T, typename Handle>
+class HandleTable {
+public:
+    explicit HandleTable(std::string kind) : kind_(std::move(kind)) {}
+
+    Handle * add(std::shared_ptr<T> object) {
+        const std::unique_lock lock(mutex_);
+        objects_.emplace(++last_, std::move(object));
+        return reinterpret_cast<Handle *>(last_);
+    }
+    std::shared_ptr<T> find(const Handle * handle) const {
+        const std::shared_lock lock(mutex_);
+        const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
+        if (found == objects_.end()) throw Error(PYL_E_CLOSED, "the " + kind_ + " is closed, or never was one");
+        return found->second;
+    }
+    std::shared_ptr<T> remove(const Handle * handle) {
+        const std::unique_lock lock(mutex_);
+        const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
+        if (found == objects_.end()) throw Error(PYL_E_CLOSED, "the " + kind_ + " is closed already, or never was one");
+        auto object = std::move(found->second);
+        objects_.erase(found);
+        return object;
+    }
+    size_t size() const {
+        const std::shared_lock lock(mutex_);
+        return objects_.size();
+    }
+
+private:
+    std::string kind_;
+    mutable std::shared_mutex mutex_;
+    std::unordered_map<uintptr_t, std::shared_ptr<T>> objects_;
+    uintptr_t last_ = 0x1000;
+};
+
+}  // namespace pyl

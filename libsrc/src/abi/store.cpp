@@ -1,0 +1,203 @@
+#include <algorithm>
+
+#include "abi/guard.hpp"
+#include "abi/handles.hpp"
+#include "core/cpu.hpp"
+
+namespace pyl {
+
+static HandleTable<Store, pyl_store> & stores() {
+    static auto * table = new HandleTable<Store, pyl_store>("store");  // never destroyed: a thread may still call at exit
+    return *table;
+}
+
+std::shared_ptr<Store> store_of(const pyl_store * handle) { return stores().find(handle); }
+
+size_t live_models();
+size_t live_handles(bool of_stores);
+size_t live_handles(bool of_stores) { return of_stores ? stores().size() : live_models(); }
+
+static SamplingParams sampling_of(const pyl_sampling & s) {
+    const SamplingParams params{s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.penalty_repeat, s.penalty_frequency, s.penalty_presence, s.penalty_last_n};
+    params.validate();
+    need(s.seed_mode == PYL_SEED_KEEP || s.seed_mode == PYL_SEED_SET, "seed_mode is neither PYL_SEED_KEEP nor PYL_SEED_SET");
+    return params;
+}
+
+static ContextParams context_params_of(const pyl_store_params & p, const pyl_model_info & info) {
+    ContextParams out{};
+    out.n_ctx = p.n_ctx ? p.n_ctx : static_cast<uint32_t>(std::max(0, info.n_ctx_train));
+    out.n_seq_max = p.n_branches ? p.n_branches : 8;
+    out.n_batch = p.n_batch ? p.n_batch : 512;
+    out.n_threads = p.n_threads ? p.n_threads : usable_cores();
+    out.flash_attn = p.flash_attn;
+    out.type_k = p.type_k;
+    out.type_v = p.type_v;
+    out.swa_full = p.swa_full != 0;
+    need(out.n_ctx > 0 && out.n_ctx <= INT32_MAX, "n_ctx must be in 1..2147483647 (the model declares no context to take instead)");
+    need(out.n_seq_max <= 256, "n_branches must be in 1..256");
+    need(out.n_batch <= 65536, "n_batch must be at most 65536");
+    need(out.n_threads <= 512, "n_threads must be at most 512");
+    need(p.flash_attn >= PYL_FLASH_ATTN_AUTO && p.flash_attn <= PYL_FLASH_ATTN_OFF, "flash_attn is none of PYL_FLASH_ATTN_*");
+    for (const int32_t type : {p.type_k, p.type_v}) need(type >= PYL_KV_F16 && type <= PYL_KV_IQ4_NL, "a KV type is none of PYL_KV_*");
+    need(p.type_v < PYL_KV_Q8_0 || p.flash_attn != PYL_FLASH_ATTN_OFF, "a quantised V cache needs flash attention");
+    if (out.n_batch < out.n_seq_max) throw Error(PYL_E_INVALID, "n_batch is smaller than n_branches: one tick must fit one dispatch").numbers(out.n_seq_max, out.n_batch);
+    if (info.n_swa > 0 && !out.swa_full) throw Error(PYL_E_UNSUPPORTED, "swa_full = 0 is not supported yet: forks of a full sliding-window cache would fail");
+    return out;
+}
+
+template <typename T>
+static std::span<T> span_of(T * data, size_t n) {
+    need(data != nullptr || n == 0, "an array is NULL");
+    return {data, n};
+}
+
+}  // namespace pyl
+
+using namespace pyl;
+
+void pyl_store_params_init(pyl_store_params * params) {
+    if (params) *params = {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1};
+}
+
+int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params) {
+    return guarded([&] {
+        need(out != nullptr, "out is NULL");
+        const auto found = model_of(model);
+        pyl_store_params p;
+        pyl_store_params_init(&p);
+        if (params) p = read_struct(params);
+        *out = stores().add(std::make_shared<Store>(found, context_params_of(p, found->info())));
+    });
+}
+
+int32_t pyl_store_free(pyl_store * store) {
+    return guarded([&] { stores().remove(store)->drain(); });
+}
+
+int32_t pyl_store_drain(pyl_store * store) {
+    return guarded([&] { store_of(store)->drain(); });
+}
+
+int32_t pyl_store_cancel(pyl_store * store) {
+    return guarded([&] { store_of(store)->cancel(); });
+}
+
+int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out) {
+    return guarded([&] { write_struct(out, store_of(store)->pressure()); });
+}
+
+uint64_t pyl_store_epoch(const pyl_store * store) {
+    uint64_t epoch = 0;
+    guarded([&] { epoch = store_of(store)->epoch(); });
+    return epoch;
+}
+
+void pyl_sampling_init(pyl_sampling * sampling) {
+    const SamplingParams d;
+    if (sampling) *sampling = {sizeof(pyl_sampling), d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p, d.penalty_repeat, d.penalty_frequency, d.penalty_presence, d.penalty_last_n, PYL_SEED_KEEP, 0};
+}
+
+int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling) {
+    return in_store(store, [&](Store & s) {
+        const pyl_sampling given = read_struct(sampling);
+        const SamplingParams params = sampling_of(given);
+        Sampler & sampler = s.get_healthy(branch).sampler;
+        sampler.set_params(params);
+        if (given.seed_mode == PYL_SEED_SET) sampler.reseed(given.seed);
+    });
+}
+
+int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out) {
+    return in_store(store, [&](Store & s) {
+        const Sampler & sampler = s.get(branch).sampler;
+        const SamplingParams & p = sampler.params();
+        write_struct(out, {sizeof(pyl_sampling), p.temperature, p.top_k, p.top_p, p.min_p, p.typical_p, p.penalty_repeat, p.penalty_frequency, p.penalty_presence, p.penalty_last_n, PYL_SEED_SET, sampler.seed()});
+    });
+}
+
+int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root) {
+    return in_store(store, [&](Store & s) {
+        need(gbnf != nullptr || n_gbnf == 0, "the grammar is NULL");
+        s.set_grammar(branch, n_gbnf ? std::string(gbnf, n_gbnf) : std::string(), root ? root : "root");
+    });
+}
+
+int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling) {
+    return in_store(store, [&](Store & s) {
+        need(out != nullptr, "out is NULL");
+        pyl_sampling given;
+        pyl_sampling_init(&given);
+        if (sampling) given = read_struct(sampling);
+        const SamplingParams params = sampling_of(given);
+        *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_SET ? given.seed : random_seed());
+    });
+}
+
+int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds) {
+    return in_store(store, [&](Store & s) { s.fork(source, span_of(out, n), seeds); });
+}
+
+int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n) {
+    return in_store(store, [&](Store & s) { s.prune(span_of(branches, n)); });
+}
+
+int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch) {
+    return in_store(store, [&](Store & s) { s.prune_subtree(branch); });
+}
+
+int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch) {
+    return in_store(store, [&](Store & s) { s.retain_only(branch); });
+}
+
+int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_info * out) {
+    return in_store(store, [&](Store & s) {
+        const Branch & b = s.get(branch);
+        write_struct(out, {sizeof(pyl_branch_info), b.position, b.cells_own, b.cells_inherited, s.handle_of(b.parent), static_cast<uint32_t>(b.children.size()), b.logits.any(), b.is_poisoned, b.last_token,
+                           b.grammar != nullptr, b.sampler.draws()});
+    });
+}
+
+int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * out, size_t capacity, size_t * n) {
+    return in_store(store, [&](Store & s) {
+        need(n != nullptr && (out != nullptr || capacity == 0), "an output is NULL");
+        const std::vector<pyl_branch> found = s.list(children_of);
+        *n = found.size();
+        if (found.size() > capacity) throw Error(PYL_E_INVALID, "the branch buffer is too small").numbers(static_cast<int64_t>(found.size()), static_cast<int64_t>(capacity));
+        std::copy(found.begin(), found.end(), out);
+    });
+}
+
+int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches) {
+    return in_store(store, [&](Store & s) {
+        const auto all = span_of(runs, n_runs);
+        for (const pyl_run & run : all) {
+            need(run.struct_size == sizeof(pyl_run), "pyl_run.struct_size is not set");
+            need(run.tokens != nullptr || run.n_tokens == 0, "a run has no tokens");
+        }
+        uint32_t ignored = 0;
+        s.prefill(all, max_dispatches, n_dispatches ? *n_dispatches : ignored);
+    });
+}
+
+int32_t pyl_sample_n(pyl_store * store, const pyl_branch * branches, size_t n, int32_t * tokens) {
+    return in_store(store, [&](Store & s) { s.sample(span_of(branches, n), span_of(tokens, n).data()); });
+}
+
+int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32_t * tokens, size_t n) {
+    return in_store(store, [&](Store & s) { s.commit(span_of(branches, n), span_of(tokens, n).data()); });
+}
+
+int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t n_lanes, int32_t * tokens) {
+    return in_store(store, [&](Store & s) {
+        need(tick != nullptr && tick->struct_size == sizeof(pyl_tick), "pyl_tick.struct_size is not set");
+        need(tick->stop_tokens != nullptr || tick->n_stop_tokens == 0, "stop_tokens is NULL");
+        const auto all = span_of(lanes, n_lanes);
+        for (const pyl_lane & lane : all) need(lane.struct_size == sizeof(pyl_lane), "pyl_lane.struct_size is not set");
+        s.tick(*tick, all, span_of(tokens, n_lanes).data());
+    });
+}
+
+int32_t pyl_branch_logits(pyl_store * store, pyl_branch branch, pyl_logits_view * out) {
+    return in_store(store, [&](Store & s) { write_struct(out, {sizeof(pyl_logits_view), static_cast<uint32_t>(s.n_vocab()), s.logits(s.get_healthy(branch)), s.epoch()}); });
+}

@@ -1,0 +1,57 @@
+#include "core/cpu.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace pyl {
+
+#if defined(__linux__)
+// Cores granted by one cgroup folder's quota, 0 when it sets none.
+static double quota_in(const std::string & folder) {
+    if (std::ifstream v2(folder + "/cpu.max"); v2) {
+        std::string quota;
+        double period = 0;
+        if (v2 >> quota >> period && quota != "max" && period > 0) return std::stod(quota) / period;
+        return 0;
+    }
+    std::ifstream v1_quota(folder + "/cpu.cfs_quota_us"), v1_period(folder + "/cpu.cfs_period_us");
+    double quota = 0, period = 0;
+    return v1_quota >> quota && v1_period >> period && quota > 0 && period > 0 ? quota / period : 0;
+}
+
+// The tightest quota between this process's cgroup and the root; 0 for none.
+static double cgroup_quota() {
+    double tightest = 0;
+    std::ifstream own("/proc/self/cgroup");
+    for (std::string line; std::getline(own, line);) {
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (second == std::string::npos) continue;
+        const std::string controllers = line.substr(first + 1, second - first - 1);
+        if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+        const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+        for (std::string path = line.substr(second + 1);; path = path.substr(0, path.rfind('/'))) {
+            if (const double q = quota_in(root + (path == "/" ? "" : path)); q > 0) tightest = tightest > 0 ? std::min(tightest, q) : q;
+            if (path.empty() || path == "/") break;
+        }
+    }
+    return tightest;
+}
+#endif
+
+uint32_t usable_cores() {
+    double cores = std::max(1u, std::thread::hardware_concurrency());
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+    if (const double quota = cgroup_quota(); quota > 0) cores = std::min(cores, quota);
+#endif
+    return std::max(1u, static_cast<uint32_t>(cores));
+}
+
+}  // namespace pyl

@@ -1,0 +1,316 @@
+// The part of the store that computes: prefill, sample, commit and tick.
+//
+// The failure rule. A dispatch either lands whole or does not: cells are checked before it, so the engine's "no room" and
+// "invalid" (both undone by the engine) leave its branches as they were; any other failure may have left rows behind, and
+// poisons exactly the branches of that dispatch. Sampler and grammar are fed after the dispatch landed, and checked for
+// legality before: there is nothing to take back.
+#include <algorithm>
+#include <chrono>
+
+#include "core/store.hpp"
+
+namespace pyl {
+
+using Clock = std::chrono::steady_clock;
+
+static double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+const float * Store::logits(const Branch & branch) const {
+    if (branch.logits.row >= 0) return context_->logits(static_cast<size_t>(branch.logits.row));
+    if (branch.logits.copy) return branch.logits.copy->data();
+    throw Error(PYL_E_NO_LOGITS, "the branch has no logits: nothing was decoded on it since it was made or moved");
+}
+
+// The next decode overwrites the engine's output rows: whoever outlives it gets a copy first, one per row, shared.
+void Store::save_rows(std::span<Branch * const> replaced) {
+    std::map<int32_t, std::shared_ptr<const std::vector<float>>> copies;
+    for (Branch & branch : slots_) {
+        if (!branch.is_live || branch.logits.row < 0 || std::find(replaced.begin(), replaced.end(), &branch) != replaced.end()) continue;
+        auto & copy = copies[branch.logits.row];
+        if (!copy) {
+            const float * row = context_->logits(static_cast<size_t>(branch.logits.row));
+            copy = std::make_shared<const std::vector<float>>(row, row + n_vocab_);
+        }
+        branch.logits.copy = copy;
+        branch.logits.row = -1;
+    }
+}
+
+int32_t Store::dispatch() {
+    const auto start = Clock::now();
+    const int32_t rc = context_->decode(batch_);
+    live_.decode_s += seconds_since(start);
+    live_.n_dispatches++;
+    if (rc == 0) live_.n_tokens_decoded += batch_.size();
+    return rc;
+}
+
+static Error decode_error(int32_t rc, bool partial) {
+    Error error = rc == 1    ? Error(PYL_E_NO_CELLS, "the engine found no room for a dispatch that should have fitted")
+                  : rc == -1 ? Error(PYL_E_INTERNAL, "the engine refused a dispatch as invalid")
+                             : Error(PYL_E_DECODE, "the engine failed in the middle of a dispatch (code " + std::to_string(rc) + ")");
+    error.engine_rc = rc;
+    error.partial = partial;
+    error.state = rc != 1 && rc != -1 ? PYL_STATE_POISONED : partial ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
+    return error;
+}
+
+void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches) {
+    n_dispatches = 0;
+    struct Work {
+        Branch * branch;
+        pyl_run * run;
+    };
+    std::vector<Work> work;
+    std::vector<uint32_t> slots;
+    size_t total = 0;
+    for (size_t i = 0; i < runs.size(); i++) {
+        runs[i].n_landed = 0;
+        runs[i].state = PYL_STATE_UNCHANGED;
+        Branch & branch = get_healthy(runs[i].branch, i);
+        slots.push_back(slot_of(branch));
+        for (uint32_t k = 0; k < runs[i].n_tokens; k++) {
+            const Token token = runs[i].tokens[k];
+            if (token < 0 || static_cast<size_t>(token) >= n_vocab_) {
+                throw Error(PYL_E_INVALID, "token " + std::to_string(token) + " at " + std::to_string(k) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+            }
+        }
+        if (runs[i].n_tokens) work.push_back({&branch, &runs[i]});
+        total += runs[i].n_tokens;
+    }
+    need_distinct(slots);
+    need_cells(total);
+    // Recurrent models want a dispatch's rows in the order of their sequences.
+    std::sort(work.begin(), work.end(), [](const Work & a, const Work & b) { return a.branch->seq < b.branch->seq; });
+
+    struct Part {
+        Branch * branch;
+        pyl_run * run;
+        uint32_t n;
+        bool finishes;
+    };
+    std::vector<Part> parts;
+    std::vector<Branch *> touched;
+    bool landed_any = false;
+    for (auto next = work.begin(); next != work.end() && (max_dispatches == 0 || n_dispatches < max_dispatches);) {
+        if (cancel_) {
+            Error error(PYL_E_CANCELLED, "cancelled between two dispatches");
+            error.partial = landed_any;
+            error.state = landed_any ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
+            throw error;
+        }
+        batch_.clear();
+        parts.clear();
+        touched.clear();
+        for (auto it = next; it != work.end() && batch_.size() < params_.n_batch; ++it) {
+            const uint32_t left = it->run->n_tokens - it->run->n_landed;
+            const uint32_t n = std::min<uint32_t>(left, params_.n_batch - static_cast<uint32_t>(batch_.size()));
+            for (uint32_t k = 0; k < n; k++) {
+                batch_.add(it->run->tokens[it->run->n_landed + k], it->branch->position + static_cast<Pos>(k), it->branch->seq, n == left && k + 1 == n);
+            }
+            parts.push_back({it->branch, it->run, n, n == left});
+            touched.push_back(it->branch);
+        }
+        save_rows(touched);
+        epoch_++;
+        const int32_t rc = dispatch();
+        n_dispatches++;
+        const bool intact = rc == 1 || rc == -1;
+        int32_t row = 0;
+        for (const Part & part : parts) {
+            if (intact) {
+                part.run->state = part.run->n_landed ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
+                continue;
+            }
+            part.branch->cells_own += part.n;  // a poisoned branch stays charged for what may have landed
+            cells_used_ += part.n;
+            part.branch->logits.clear();
+            if (rc != 0) {
+                part.branch->is_poisoned = true;
+                part.run->state = PYL_STATE_POISONED;
+                continue;
+            }
+            part.branch->position += static_cast<Pos>(part.n);
+            part.run->n_landed += part.n;
+            part.run->state = PYL_STATE_ADVANCED;
+            if (part.finishes) part.branch->logits.row = row++;
+        }
+        publish();
+        if (rc != 0) throw decode_error(rc, landed_any);
+        landed_any = true;
+        while (next != work.end() && next->run->n_landed == next->run->n_tokens) ++next;
+    }
+}
+
+Token Store::draw(Branch & branch) {
+    const Token token = branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_);
+    live_.n_tokens_sampled++;
+    return token;
+}
+
+void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {
+    std::vector<std::pair<Branch *, uint64_t>> before;
+    for (size_t i = 0; i < branches.size(); i++) {
+        Branch & branch = get_healthy(branches[i], i);
+        if (!branch.logits.any()) throw Error(PYL_E_NO_LOGITS, "the branch has no logits to sample from").at(i);
+        before.emplace_back(&branch, branch.sampler.draws());
+    }
+    const auto start = Clock::now();
+    std::vector<Token> drawn(branches.size());
+    try {
+        for (size_t i = 0; i < before.size(); i++) {
+            drawn[i] = draw(*before[i].first);
+            if (drawn[i] < 0) throw Error(PYL_E_ILLEGAL, "grammar and logits leave no token to draw").at(i);
+        }
+    } catch (...) {
+        for (auto it = before.rbegin(); it != before.rend(); ++it) it->first->sampler.rewind(it->second);
+        throw;
+    }
+    std::copy(drawn.begin(), drawn.end(), tokens);
+    live_.sample_s += seconds_since(start);
+}
+
+void Store::commit(std::span<const pyl_branch> branches, const Token * tokens) {
+    std::vector<uint32_t> slots;
+    std::vector<Branch *> touched;
+    for (size_t i = 0; i < branches.size(); i++) {
+        Branch & branch = get_healthy(branches[i], i);
+        if (tokens[i] < 0 || static_cast<size_t>(tokens[i]) >= n_vocab_) throw Error(PYL_E_INVALID, "token " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+        if (branch.grammar && !branch.grammar->allows(tokens[i])) throw Error(PYL_E_GRAMMAR, "token " + std::to_string(tokens[i]) + " is not legal under the branch's grammar here").at(i);
+        slots.push_back(slot_of(branch));
+        touched.push_back(&branch);
+    }
+    need_distinct(slots);
+    if (branches.size() > params_.n_batch) throw Error(PYL_E_INVALID, "more branches than n_batch in one commit").numbers(static_cast<int64_t>(branches.size()), params_.n_batch);
+    need_cells(branches.size());
+    if (branches.empty()) return;
+    land(touched, tokens);
+}
+
+// Decodes one token for each branch in one dispatch and does the books; throws with the state after.
+void Store::land(std::span<Branch * const> branches, const Token * tokens) {
+    std::vector<size_t> order(branches.size());
+    for (size_t i = 0; i < order.size(); i++) order[i] = i;
+    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return branches[a]->seq < branches[b]->seq; });
+    batch_.clear();
+    for (const size_t i : order) batch_.add(tokens[i], branches[i]->position, branches[i]->seq, true);
+    save_rows(branches);
+    epoch_++;
+    const int32_t rc = dispatch();
+    if (rc == 1 || rc == -1) throw decode_error(rc, false);
+    for (size_t k = 0; k < order.size(); k++) {
+        Branch & branch = *branches[order[k]];
+        branch.cells_own++;
+        cells_used_++;
+        branch.logits.clear();
+        branch.is_poisoned = rc != 0;
+        if (rc == 0) {
+            branch.position++;
+            branch.last_token = tokens[order[k]];
+            branch.logits.row = static_cast<int32_t>(k);
+        }
+    }
+    publish();
+    if (rc != 0) throw decode_error(rc, false);
+    for (size_t i = 0; i < branches.size(); i++) {
+        try {
+            branches[i]->sampler.accept(tokens[i]);
+            if (branches[i]->grammar) branches[i]->grammar->accept(tokens[i]);
+        } catch (const std::exception & cause) {  // out of memory with the token already in the cache
+            for (size_t j = i; j < branches.size(); j++) branches[j]->is_poisoned = true;
+            Error error(PYL_E_INTERNAL, std::string("a landed token could not be recorded: ") + cause.what());
+            error.state = PYL_STATE_POISONED;
+            throw std::move(error).at(i);
+        }
+    }
+}
+
+void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
+    const uint32_t n_steps = std::max(1u, tick.n_steps);
+    std::vector<uint32_t> slots;
+    std::vector<Branch *> all;
+    std::vector<size_t> active;
+    for (size_t i = 0; i < lanes.size(); i++) {
+        Branch & branch = get_healthy(lanes[i].branch, i);
+        if (!branch.logits.any()) throw Error(PYL_E_NO_LOGITS, "the branch has no logits to sample from").at(i);
+        slots.push_back(slot_of(branch));
+        all.push_back(&branch);
+        active.push_back(i);
+    }
+    need_distinct(slots);
+    if (lanes.size() > params_.n_batch) throw Error(PYL_E_INVALID, "more branches than n_batch in one tick").numbers(static_cast<int64_t>(lanes.size()), params_.n_batch);
+    need_cells(lanes.size());
+    const std::span<const Token> stops(tick.stop_tokens, tick.n_stop_tokens);
+    for (const Token token : stops) {
+        if (token < 0 || static_cast<size_t>(token) >= n_vocab_) throw Error(PYL_E_INVALID, "stop token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(n_vocab_));
+    }
+    const auto is_stop = [&](Token token) { return std::find(stops.begin(), stops.end(), token) != stops.end(); };
+    for (pyl_lane & lane : lanes) lane.finish = PYL_FINISH_NONE, lane.n_tokens = 0, lane.final_token = -1, lane.state = PYL_STATE_UNCHANGED;
+    tick.n_ticks = tick.n_dispatches = 0;
+    tick.out_of_cells = 0;
+
+    std::vector<Branch *> going;
+    std::vector<Token> drawn;
+    std::vector<size_t> lane_of;
+    std::vector<uint64_t> draws;
+    for (uint32_t step = 0; step < n_steps && !active.empty(); step++) {
+        if (step > 0 && cancel_) {
+            Error error(PYL_E_CANCELLED, "cancelled between two ticks");
+            error.partial = true;
+            error.state = PYL_STATE_ADVANCED;
+            throw error;
+        }
+        if (live_.n_ctx - cells_used_ < active.size()) {  // the first tick's cells are there
+            tick.out_of_cells = 1;
+            return;
+        }
+        going.clear(), drawn.clear(), lane_of.clear(), draws.clear();
+        for (const size_t i : active) draws.push_back(all[i]->sampler.draws());
+        const auto undo = [&] {
+            for (size_t k = 0; k < active.size(); k++) {
+                pyl_lane & lane = lanes[active[k]];
+                all[active[k]]->sampler.rewind(draws[k]);
+                lane.finish = PYL_FINISH_NONE, lane.final_token = -1;
+            }
+        };
+        try {
+            const auto start = Clock::now();
+            for (const size_t i : active) {
+                const Token token = draw(*all[i]);
+                if (token >= 0 && !(model_->token_flags(token) & PYL_TOKEN_EOG) && !is_stop(token)) {
+                    going.push_back(all[i]), drawn.push_back(token), lane_of.push_back(i);
+                    continue;
+                }
+                lanes[i].finish = token < 0 ? PYL_FINISH_ILLEGAL : is_stop(token) ? PYL_FINISH_STOP : PYL_FINISH_EOG;
+                lanes[i].final_token = token;
+            }
+            live_.sample_s += seconds_since(start);
+            if (!going.empty()) {
+                tick.n_dispatches++;
+                land(going, drawn.data());
+            }
+        } catch (const Error & error) {
+            if (error.state == PYL_STATE_UNCHANGED) undo();
+            for (const size_t i : lane_of) {
+                if (all[i]->is_poisoned) lanes[i].state = PYL_STATE_POISONED;
+            }
+            Error after = error;
+            after.partial = step > 0;
+            if (after.state == PYL_STATE_UNCHANGED && step > 0) after.state = PYL_STATE_ADVANCED;
+            throw after;
+        } catch (...) {
+            undo();
+            throw;
+        }
+        tick.n_ticks++;
+        for (size_t k = 0; k < lane_of.size(); k++) {
+            pyl_lane & lane = lanes[lane_of[k]];
+            tokens[lane_of[k] * n_steps + lane.n_tokens++] = drawn[k];
+            lane.state = PYL_STATE_ADVANCED;
+            if (lane.max_tokens && lane.n_tokens >= lane.max_tokens) lane.finish = PYL_FINISH_LENGTH;
+        }
+        std::erase_if(active, [&](size_t i) { return lanes[i].finish != PYL_FINISH_NONE; });
+    }
+}
+
+}  // namespace pyl

@@ -1,0 +1,41 @@
+#include "core/registry.hpp"
+
+#include <map>
+#include <mutex>
+
+namespace pyl {
+
+namespace {
+struct Entry {
+    std::mutex opening;  // two threads that want the same weights load them once
+    std::weak_ptr<Model> model;
+};
+}  // namespace
+
+std::shared_ptr<Model> open_shared(const Engine & engine, const std::string & path, const ModelParams & params) {
+    // The file's identity, not its name: a file that was replaced is another model.
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    const fs::path file = fs::canonical(path_of(path), ignored);
+    std::string key = (file.empty() ? path : file.string()) + '|' + std::to_string(params.n_gpu_layers) + (params.use_mmap ? "m" : "") + (params.vocab_only ? "v" : "");
+    if (!file.empty()) {
+        key += '|' + std::to_string(fs::file_size(file, ignored)) + '|' + std::to_string(fs::last_write_time(file, ignored).time_since_epoch().count());
+    }
+    static std::mutex mutex;
+    static std::map<std::string, std::shared_ptr<Entry>> entries;
+    std::shared_ptr<Entry> entry;
+    {
+        const std::scoped_lock lock(mutex);
+        std::erase_if(entries, [](const auto & item) { return item.second.use_count() == 1 && item.second->model.expired(); });
+        auto & found = entries[key];
+        if (!found) found = std::make_shared<Entry>();
+        entry = found;
+    }
+    const std::scoped_lock lock(entry->opening);
+    if (auto shared = entry->model.lock()) return shared;
+    auto opened = engine.open(path, params);
+    entry->model = opened;
+    return opened;
+}
+
+}  // namespace pyl

@@ -1,0 +1,134 @@
+// A store: one KV cache and the tree of branches that lives in it. Knows cells, positions, leases and logits; knows neither
+// the C ABI nor llama.cpp.
+//
+// Books kept here, exactly: a branch owns the cells it decoded and inherits those before its fork point; cells_used is the
+// sum of what is owned, so a shared cell counts once; a vacant lease's sequence is empty in the cache.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/sampler.hpp"
+#include "engine/engine.hpp"
+
+namespace pyl {
+
+// Logits of a branch: a row of the engine's last output, or a copy when the branch outlives it. Copies are shared by forks.
+struct Logits {
+    int32_t row = -1;
+    std::shared_ptr<const std::vector<float>> copy;
+
+    bool any() const { return row >= 0 || copy != nullptr; }
+    void clear() { row = -1, copy.reset(); }
+};
+
+struct Branch {
+    uint32_t generation = 0;
+    bool is_live = false;
+    bool is_poisoned = false;
+    Seq seq = -1;
+    Pos position = 0;
+    uint32_t cells_own = 0;
+    uint32_t cells_inherited = 0;
+    uint32_t parent = 0;  // slot + 1; 0 for a root
+    std::vector<uint32_t> children;
+    uint64_t born = 0;
+    Token last_token = -1;
+    Logits logits;
+    Sampler sampler;
+    std::unique_ptr<Grammar> grammar;
+};
+
+class Store {
+public:
+    Store(std::shared_ptr<const Model> model, const ContextParams & params);
+    ~Store();
+
+    // One call at a time: enters, or throws PYL_E_BUSY / PYL_E_CLOSED. Everything below but drain, cancel, pressure and epoch
+    // is to be called inside one.
+    class Call {
+    public:
+        explicit Call(Store & store);
+        ~Call();
+        Call(const Call &) = delete;
+        Call & operator=(const Call &) = delete;
+
+    private:
+        Store & store_;
+    };
+
+    void drain() noexcept;
+    void cancel() noexcept { cancel_ = true; }
+    pyl_pressure pressure() const;
+    uint64_t epoch() const { return epoch_; }
+
+    pyl_branch create(Pos start_pos, const SamplingParams & sampling, uint64_t seed);
+    void fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds);
+    void prune(std::span<const pyl_branch> branches);
+    void prune_subtree(pyl_branch branch) noexcept;
+    void retain_only(pyl_branch branch);
+
+    Branch & get(pyl_branch branch, size_t index = SIZE_MAX);         // live, or PYL_E_STALE
+    Branch & get_healthy(pyl_branch branch, size_t index = SIZE_MAX);  // live and not poisoned
+    pyl_branch handle_of(uint32_t parent_field) const;
+    std::vector<pyl_branch> list(pyl_branch children_of);
+    void set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root);
+
+    const float * logits(const Branch & branch) const;  // or PYL_E_NO_LOGITS
+    void prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches);
+    void sample(std::span<const pyl_branch> branches, Token * tokens);
+    void commit(std::span<const pyl_branch> branches, const Token * tokens);
+    void tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens);
+
+    const Model & model() const { return *model_; }
+    size_t n_vocab() const { return n_vocab_; }
+
+private:
+    uint32_t slot_of(const Branch & branch) const { return static_cast<uint32_t>(&branch - slots_.data()); }
+    pyl_branch handle(uint32_t slot) const { return static_cast<pyl_branch>(slots_[slot].generation) << 32 | slot; }
+    void need_leases(size_t n) const;
+    void need_cells(size_t n) const;
+    void need_distinct(std::span<const uint32_t> slots) const;
+    uint32_t take_slot();
+    void release(uint32_t slot, bool clear_cache) noexcept;
+    void unlink(uint32_t slot) noexcept;
+    void save_rows(std::span<Branch * const> replaced);
+    int32_t dispatch();
+    void land(std::span<Branch * const> branches, const Token * tokens);
+    Token draw(Branch & branch);
+    void publish();
+
+    std::shared_ptr<const Model> model_;
+    std::unique_ptr<Context> context_;
+    ContextParams params_;
+    size_t n_vocab_;
+    std::vector<Branch> slots_;
+    std::vector<uint32_t> free_slots_;
+    std::vector<Seq> free_seqs_;
+    uint32_t cells_used_ = 0;
+    uint64_t born_ = 0;
+    Batch batch_;
+    SamplerScratch scratch_;
+
+    std::atomic<bool> in_call_{false};
+    std::atomic<bool> cancel_{false};
+    std::atomic<bool> is_closed_{false};
+    std::atomic<uint64_t> epoch_{1};
+    mutable std::mutex published_mutex_;
+    pyl_pressure published_{};
+    pyl_pressure live_{};
+};
+
+// Objects alive in this process, for leak tests.
+struct LiveCounts {
+    std::atomic<uint32_t> weights{0}, contexts{0}, branches{0}, grammars{0};
+};
+LiveCounts & live_counts();
+
+}  // namespace pyl

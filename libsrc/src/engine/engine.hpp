@@ -1,0 +1,119 @@
+// The seam between the kernel and whatever computes: everything the kernel needs from an engine, and nothing more.
+// Two engines stand behind it: llama (the only code that knows llama.cpp) and stub (whose logits are a hash of the cells a
+// sequence can see, so that every bookkeeping mistake shows).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "pylloyal.h"
+
+namespace pyl {
+
+using Token = int32_t;
+using Pos = int32_t;
+using Seq = int32_t;
+
+struct Candidate {
+    Token id;
+    float logit;
+    float p;
+};
+
+// Rows of one dispatch. Cleared and refilled, never reallocated in steady state.
+struct Batch {
+    std::vector<Token> token;
+    std::vector<Pos> pos;
+    std::vector<Seq> seq;
+    std::vector<int8_t> output;
+
+    size_t size() const { return token.size(); }
+    void clear() { token.clear(), pos.clear(), seq.clear(), output.clear(); }
+    void add(Token t, Pos p, Seq s, bool wants_logits) { token.push_back(t), pos.push_back(p), seq.push_back(s), output.push_back(wants_logits); }
+};
+
+// The state of one grammar on one branch.
+class Grammar {
+public:
+    virtual ~Grammar() = default;
+    virtual std::unique_ptr<Grammar> clone() const = 0;
+    // Sets the logit of every candidate that may not come next to -infinity.
+    virtual void filter(std::span<Candidate> candidates) = 0;
+    // Takes a token that filter() let through.
+    virtual void accept(Token token) = 0;
+
+    bool allows(Token token) {
+        Candidate one{token, 0.0f, 0.0f};
+        filter({&one, 1});
+        return one.logit == 0.0f;
+    }
+};
+
+struct ContextParams {
+    uint32_t n_ctx, n_batch, n_seq_max, n_threads;
+    int32_t flash_attn, type_k, type_v;
+    bool swa_full;
+};
+
+// One KV cache. Sequences are 0..n_seq_max-1. Not thread-safe.
+class Context {
+public:
+    virtual ~Context() = default;
+    virtual uint32_t n_ctx() const = 0;
+    virtual int32_t flash_attn() const = 0;
+    // 0 ok; 1 no room and -1 invalid: undone, earlier logits still stand; 2 aborted and < -1 fatal: rows may have landed.
+    virtual int32_t decode(const Batch & batch) = 0;
+    // Logits of the i-th row that asked for them in the last decode, valid until the next.
+    virtual const float * logits(size_t i) const = 0;
+    virtual void seq_copy(Seq from, Seq to) = 0;  // whole range, in a unified cache: no cell moves
+    virtual void seq_remove(Seq seq) = 0;         // whole sequence: cannot fail
+    virtual void seq_keep(Seq seq) = 0;
+};
+
+struct ModelParams {
+    int32_t n_gpu_layers = 0;
+    bool use_mmap = true;
+    bool vocab_only = false;
+    auto operator<=>(const ModelParams &) const = default;
+};
+
+// Weights and vocabulary. Thread-safe; shared by every store that uses it.
+class Model {
+public:
+    virtual ~Model() = default;
+    virtual const pyl_model_info & info() const = 0;
+    virtual std::string metadata() const = 0;  // JSON
+    virtual std::vector<Token> tokenize(std::string_view text, uint32_t flags) const = 0;
+    virtual std::string piece(Token token, bool special) const = 0;
+    virtual uint32_t token_flags(Token token) const = 0;
+    virtual std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const = 0;
+    virtual std::string chat_render(std::string_view request) const = 0;  // JSON to JSON
+    virtual std::unique_ptr<Context> open(const ContextParams & params) const = 0;
+};
+
+struct Device {
+    std::string name, description, kind;
+    uint64_t total_bytes, free_bytes;
+};
+
+struct EngineInfo {
+    std::string name, commit, cpu, threads;
+    std::vector<std::string> backends, cpu_features, cpu_missing;
+};
+
+// What an engine offers as a whole.
+struct Engine {
+    EngineInfo (*info)();
+    std::vector<Device> (*devices)();
+    std::shared_ptr<Model> (*open)(const std::string & path, const ModelParams & params);
+    std::string (*chat_parse)(std::string_view request);
+};
+
+const Engine & stub_engine();
+const Engine & llama_engine();  // only where the library was built with it
+
+}  // namespace pyl

@@ -1,0 +1,241 @@
+// Chat rendering and parsing by llama.cpp's own template code, with its silent fallbacks closed: it would put ChatML in the
+// place of a missing template, ignore a tool template that does not parse, lose the words of one that raises, and drop
+// messages a template cannot take. Each of these is an error here.
+#include <algorithm>
+#include <set>
+
+#include "chat.h"
+#include "engine/llama/llama_parts.hpp"
+
+namespace pyl {
+
+using json = common_json;
+
+struct ChatTemplates {
+    common_chat_templates_ptr templates;
+    std::map<std::string, bool> caps;
+    bool add_special = false;
+};
+
+namespace {
+
+[[noreturn]] void bad_request(const std::string & what) { throw Error(PYL_E_FORMAT, "chat request: " + what); }
+
+json parse_json(std::string_view text) {
+    try {
+        return json::parse(std::string(text));
+    } catch (const std::exception & error) {
+        bad_request(std::string("not JSON: ") + error.what());
+    }
+}
+
+void check_keys(const json & object, const std::set<std::string> & known, const std::string & where) {
+    if (!object.is_object()) bad_request(where + " is not an object");
+    for (const auto & [key, value] : object.items()) {
+        if (!known.contains(key)) bad_request(where + " has the unknown key '" + key + "'");
+    }
+}
+
+bool get_bool(const json & object, const char * key, bool otherwise) {
+    if (!object.contains(key) || object.at(key).is_null()) return otherwise;
+    if (!object.at(key).is_boolean()) bad_request(std::string(key) + " is not true or false");
+    return object.at(key).get<bool>();
+}
+
+std::string get_string(const json & object, const char * key, const char * otherwise) {
+    if (!object.contains(key) || object.at(key).is_null()) return otherwise;
+    if (!object.at(key).is_string()) bad_request(std::string(key) + " is not a string");
+    return object.at(key).get<std::string>();
+}
+
+// One template by its own words: the engine's constructor reports a parse error only as "std::exception".
+void check_parses(const std::string & source, const std::string & which) {
+    try {
+        const common_chat_template parsed(source, "", "");
+    } catch (const std::exception & error) {
+        throw Error(PYL_E_TEMPLATE, which + " does not parse: " + error.what());
+    }
+}
+
+std::shared_ptr<ChatTemplates> load(const LlamaModel & model, const std::string & source) {
+    if (source.empty()) {
+        const char * own = llama_model_chat_template(model.raw(), nullptr);
+        if (!own || !*own) throw Error(PYL_E_TEMPLATE, "the model file carries no chat template; give one as `template`");
+        check_parses(own, "the model's chat template");
+        if (const char * tools = llama_model_chat_template(model.raw(), "tool_use"); tools && *tools) check_parses(tools, "the model's tool template");
+    } else {
+        if (source.find("{%") == std::string::npos && source.find("{{") == std::string::npos) throw Error(PYL_E_TEMPLATE, "`template` is the source of a template, not its name: '" + source.substr(0, 80) + "'");
+        check_parses(source, "the given chat template");
+    }
+    auto out = std::make_shared<ChatTemplates>();
+    out->templates = common_chat_templates_init(model.raw(), source);
+    out->caps = common_chat_templates_get_caps(out->templates.get());
+    out->add_special = model.info().add_bos || model.info().add_eos;
+    return out;
+}
+
+struct Request {
+    common_chat_templates_inputs inputs;
+    std::string source;
+    std::string reasoning_format;
+    bool has_system = false, has_tool_calls = false;
+    json notes = json::array();
+};
+
+Request read_request(std::string_view text) {
+    json body = parse_json(text);
+    check_keys(body, {"messages", "tools", "tool_choice", "parallel_tool_calls", "add_generation_prompt", "continue_final_message", "enable_thinking", "reasoning_format", "grammar", "template", "template_kwargs", "parser"},
+               "the request");
+    if (!body.contains("messages") || !body.at("messages").is_array() || body.at("messages").empty()) bad_request("messages must be a list with at least one message");
+    Request out;
+    json messages = json::array();
+    for (size_t i = 0; i < body.at("messages").size(); i++) {
+        json message = body.at("messages").at(i);
+        check_keys(message, {"role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id"}, "messages[" + std::to_string(i) + "]");
+        if (!message.contains("content") || message.at("content").is_null()) message["content"] = "";
+        const std::string role = get_string(message, "role", "");
+        out.has_system |= role == "system" || role == "developer";
+        out.has_tool_calls |= role == "tool" || (message.contains("tool_calls") && !message.at("tool_calls").empty());
+        messages.push_back(message);
+    }
+    try {
+        out.inputs.messages = common_chat_msgs_parse_oaicompat(messages);
+        if (body.contains("tools")) out.inputs.tools = common_chat_tools_parse_oaicompat(body.at("tools"));
+        out.inputs.tool_choice = common_chat_tool_choice_parse_oaicompat(get_string(body, "tool_choice", "auto"));
+        out.reasoning_format = get_string(body, "reasoning_format", "none");
+        out.inputs.reasoning_format = common_reasoning_format_from_name(out.reasoning_format);
+    } catch (const Error &) {
+        throw;
+    } catch (const std::exception & error) {
+        bad_request(error.what());
+    }
+    out.inputs.parallel_tool_calls = get_bool(body, "parallel_tool_calls", false);
+    out.inputs.add_generation_prompt = get_bool(body, "add_generation_prompt", true);
+    out.inputs.continue_final_message = get_bool(body, "continue_final_message", false) ? COMMON_CHAT_CONTINUATION_AUTO : COMMON_CHAT_CONTINUATION_NONE;
+    out.inputs.enable_thinking = get_bool(body, "enable_thinking", true);
+    out.inputs.grammar = get_string(body, "grammar", "");
+    out.source = get_string(body, "template", "");
+    if (body.contains("template") && body.at("template").is_string() && out.source.empty()) throw Error(PYL_E_TEMPLATE, "`template` is empty");
+    if (body.contains("template_kwargs") && !body.at("template_kwargs").is_null()) {
+        if (!body.at("template_kwargs").is_object()) bad_request("template_kwargs is not an object");
+        for (const auto & [key, value] : body.at("template_kwargs").items()) out.inputs.chat_template_kwargs[key] = value.dump();
+    }
+    const std::string parser = get_string(body, "parser", "auto");
+    if (parser != "auto" && parser != "content") bad_request("parser is '" + parser + "'; it is auto or content");
+    out.inputs.force_pure_content = parser == "content";
+    return out;
+}
+
+// What a template cannot take is refused here, where the engine would only log and go on without it.
+void check_caps(const ChatTemplates & chat, Request & request) {
+    const auto can = [&](const char * what) { return chat.caps.contains(what) && chat.caps.at(what); };
+    if (!request.inputs.tools.empty() && request.inputs.tool_choice != COMMON_CHAT_TOOL_CHOICE_NONE && !can("supports_tools")) throw Error(PYL_E_TEMPLATE, "the chat template does not take tools");
+    if (request.has_tool_calls && !can("supports_tool_calls")) throw Error(PYL_E_TEMPLATE, "the chat template does not take tool calls or tool results");
+    if (request.has_system && !can("supports_system_role")) {
+        if (request.inputs.messages.size() == 1) throw Error(PYL_E_TEMPLATE, "the chat template takes no system message, and there is no other message to put its text into");
+        request.notes.push_back(json("the chat template takes no system message: its text was put in front of the next message"));
+    }
+}
+
+common_chat_params apply(const ChatTemplates & chat, Request & request) {
+    try {
+        return common_chat_templates_apply(chat.templates.get(), request.inputs);
+    } catch (const std::exception & error) {
+        // Was it the template that raised, or the engine that found no way to parse what the model will write?
+        if (!request.inputs.force_pure_content) {
+            Request plain = request;
+            plain.inputs.force_pure_content = true;
+            bool renders = true;
+            std::string words;
+            try {
+                common_chat_templates_apply(chat.templates.get(), plain.inputs);
+            } catch (const std::exception & own) {
+                renders = false;
+                words = own.what();
+            }
+            if (!renders) throw Error(PYL_E_TEMPLATE, "the chat template raised: " + words);
+            throw Error(PYL_E_TEMPLATE, std::string("the chat template renders, but no parser could be made for its output (parser: \"content\" does without one): ") + error.what());
+        }
+        throw Error(PYL_E_TEMPLATE, std::string("the chat template raised: ") + error.what());
+    }
+}
+
+const char * name_of(common_grammar_trigger_type type) {
+    switch (type) {
+        case COMMON_GRAMMAR_TRIGGER_TYPE_TOKEN: return "token";
+        case COMMON_GRAMMAR_TRIGGER_TYPE_WORD: return "word";
+        case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN: return "pattern";
+        case COMMON_GRAMMAR_TRIGGER_TYPE_PATTERN_FULL: return "pattern_full";
+    }
+    return "";
+}
+
+}  // namespace
+
+std::string LlamaModel::chat_render(std::string_view text) const {
+    Request request = read_request(text);
+    const std::scoped_lock lock(chat_mutex_);
+    auto & chat = chat_[request.source];
+    if (!chat) {
+        try {
+            chat = load(*this, request.source);
+        } catch (...) {
+            chat_.erase(request.source);
+            throw;
+        }
+    }
+    check_caps(*chat, request);
+    const common_chat_params params = apply(*chat, request);
+    json triggers = json::array();
+    for (const auto & t : params.grammar_triggers) {
+        json one = json::object();
+        one["type"] = name_of(t.type), one["value"] = t.value, one["token"] = t.token;
+        triggers.push_back(one);
+    }
+    json thinking = json::object();
+    thinking["supported"] = params.supports_thinking, thinking["start"] = params.thinking_start_tag, thinking["ends"] = params.thinking_end_tags;
+    json parser = json::object();
+    parser["format"] = static_cast<int>(params.format), parser["reasoning_format"] = request.reasoning_format;
+    parser["generation_prompt"] = params.generation_prompt, parser["rules"] = params.parser;
+    json out = json::object();
+    out["prompt"] = params.prompt, out["generation_prompt"] = params.generation_prompt, out["add_special"] = chat->add_special;
+    out["grammar"] = params.grammar, out["grammar_lazy"] = params.grammar_lazy, out["triggers"] = triggers;
+    out["stops"] = params.additional_stops, out["preserved_tokens"] = params.preserved_tokens;
+    out["thinking"] = thinking, out["parser"] = parser, out["notes"] = request.notes;
+    return out.dump();
+}
+
+std::string llama_chat_parse(std::string_view text) {
+    const json body = parse_json(text);
+    check_keys(body, {"text", "partial", "parser"}, "the request");
+    if (!body.contains("text") || !body.contains("parser")) bad_request("text and parser are needed");
+    const json & given = body.at("parser");
+    check_keys(given, {"format", "reasoning_format", "generation_prompt", "rules"}, "parser");
+    common_chat_parser_params params;
+    if (!given.contains("format") || !given.at("format").is_number_integer()) bad_request("parser.format is not a number");
+    const int format = given.at("format").get<int>();
+    if (format < 0 || format >= COMMON_CHAT_FORMAT_COUNT) bad_request("parser.format is unknown");
+    params.format = static_cast<common_chat_format>(format);
+    params.generation_prompt = get_string(given, "generation_prompt", "");
+    try {
+        params.reasoning_format = common_reasoning_format_from_name(get_string(given, "reasoning_format", "none"));
+        if (const std::string rules = get_string(given, "rules", ""); !rules.empty()) params.parser.load(rules);
+        const common_chat_msg message = common_chat_parse(get_string(body, "text", ""), get_bool(body, "partial", false), params);
+        json calls = json::array();
+        for (const auto & call : message.tool_calls) {
+            json function = json::object(), one = json::object();
+            function["name"] = call.name, function["arguments"] = call.arguments;
+            one["id"] = call.id, one["type"] = "function", one["function"] = function;
+            calls.push_back(one);
+        }
+        json out = json::object();
+        out["role"] = "assistant", out["content"] = message.content, out["reasoning_content"] = message.reasoning_content, out["tool_calls"] = calls;
+        return out.dump();
+    } catch (const Error &) {
+        throw;
+    } catch (const std::exception & error) {
+        throw Error(PYL_E_FORMAT, error.what());
+    }
+}
+
+}  // namespace pyl

@@ -1,0 +1,97 @@
+#include <array>
+#include <mutex>
+#include <thread>
+
+#include "engine/llama/llama_parts.hpp"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "log.h"
+
+namespace pyl {
+namespace {
+
+void take_log(ggml_log_level level, const char * text, void *) {
+    const LogLevel ours = level == GGML_LOG_LEVEL_ERROR ? LogLevel::error : level == GGML_LOG_LEVEL_WARN ? LogLevel::warning : level == GGML_LOG_LEVEL_DEBUG ? LogLevel::debug : LogLevel::info;
+    log_add(ours, text, level == GGML_LOG_LEVEL_CONT);
+}
+
+void start() {
+    static std::once_flag once;
+    std::call_once(once, [] {
+        common_log_set_verbosity_thold(-1);  // its logger would start a thread and print; what matters is checked instead
+        llama_log_set(take_log, nullptr);
+        llama_backend_init();
+    });
+}
+
+struct Feature {
+    const char * name;
+    bool is_used;
+    bool is_here;
+};
+
+// Instructions the archives were compiled to use, against those of this machine.
+std::vector<Feature> features() {
+    std::vector<Feature> out;
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    const auto add = [&](const char * name, int used, int here) { out.push_back({name, used != 0, here != 0}); };
+    add("ssse3", ggml_cpu_has_ssse3(), __builtin_cpu_supports("ssse3"));
+    add("avx", ggml_cpu_has_avx(), __builtin_cpu_supports("avx"));
+    add("avx2", ggml_cpu_has_avx2(), __builtin_cpu_supports("avx2"));
+    add("fma", ggml_cpu_has_fma(), __builtin_cpu_supports("fma"));
+    add("f16c", ggml_cpu_has_f16c(), __builtin_cpu_supports("avx2"));  // no probe in older compilers; every AVX2 CPU has it
+    add("bmi2", ggml_cpu_has_bmi2(), __builtin_cpu_supports("bmi2"));
+    add("avx512f", ggml_cpu_has_avx512(), __builtin_cpu_supports("avx512f"));
+    add("avx512vbmi", ggml_cpu_has_avx512_vbmi(), __builtin_cpu_supports("avx512vbmi"));
+    add("avx512vnni", ggml_cpu_has_avx512_vnni(), __builtin_cpu_supports("avx512vnni"));
+    add("avx512bf16", ggml_cpu_has_avx512_bf16(), __builtin_cpu_supports("avx512bf16"));
+#elif defined(__aarch64__)
+    for (const auto & [name, used] : {std::pair{"neon", ggml_cpu_has_neon()}, {"fp16", ggml_cpu_has_fp16_va()}, {"dotprod", ggml_cpu_has_dotprod()}, {"i8mm", ggml_cpu_has_matmul_int8()}, {"sve", ggml_cpu_has_sve()}}) {
+        out.push_back({name, used != 0, true});
+    }
+#endif
+    return out;
+}
+
+EngineInfo info() {
+    start();
+    EngineInfo out{"llama.cpp", PYL_ENGINE_COMMIT, PYL_CPU, PYL_THREADS, {}, {}, {}};
+    for (size_t i = 0; i < ggml_backend_reg_count(); i++) out.backends.emplace_back(ggml_backend_reg_name(ggml_backend_reg_get(i)));
+    for (const Feature & f : features()) {
+        if (f.is_used) out.cpu_features.emplace_back(f.name);
+        if (f.is_used && !f.is_here) out.cpu_missing.emplace_back(f.name);
+    }
+    return out;
+}
+
+std::vector<Device> devices() {
+    start();
+    std::vector<Device> out;
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_props props;
+        ggml_backend_dev_get_props(ggml_backend_dev_get(i), &props);
+        const char * kind = props.type == GGML_BACKEND_DEVICE_TYPE_CPU ? "cpu" : props.type == GGML_BACKEND_DEVICE_TYPE_GPU ? "gpu" : props.type == GGML_BACKEND_DEVICE_TYPE_IGPU ? "igpu" : "accel";
+        out.push_back({props.name, props.description ? props.description : "", kind, props.memory_total, props.memory_free});
+    }
+    return out;
+}
+
+std::shared_ptr<Model> open(const std::string & path, const ModelParams & params) {
+    start();
+    std::string missing;
+    for (const Feature & f : features()) {
+        if (f.is_used && !f.is_here) (missing += missing.empty() ? "" : ", ") += f.name;
+    }
+    if (!missing.empty()) throw Error(PYL_E_UNSUPPORTED, "this library was compiled to use " + missing + ", which this CPU lacks; build it here (preset native) or use the portable one (preset cpu)");
+    return std::make_shared<LlamaModel>(path, params);
+}
+
+}  // namespace
+
+const Engine & llama_engine() {
+    static const Engine engine{info, devices, open, llama_chat_parse};
+    return engine;
+}
+
+}  // namespace pyl

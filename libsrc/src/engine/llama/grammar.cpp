@@ -1,0 +1,117 @@
+// GBNF through llama.cpp's own grammar engine. Its parser is driven rule by rule, because its one-call form prints to stderr
+// and tells neither line nor column.
+#include <algorithm>
+
+#include "engine/llama/llama_parts.hpp"
+#include "llama-grammar.h"
+
+namespace pyl {
+
+static_assert(sizeof(Candidate) == sizeof(llama_token_data) && offsetof(Candidate, id) == offsetof(llama_token_data, id) && offsetof(Candidate, logit) == offsetof(llama_token_data, logit) &&
+              offsetof(Candidate, p) == offsetof(llama_token_data, p));
+
+namespace {
+
+constexpr size_t max_bytes = 4u << 20;
+constexpr size_t max_depth = 200;     // the parser recurses once per open parenthesis
+constexpr size_t max_rules = 16384;   // and the check for left recursion once per rule
+
+std::string place(const std::string & gbnf, size_t at) {
+    const size_t line = 1 + static_cast<size_t>(std::count(gbnf.begin(), gbnf.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
+    const size_t start = at == 0 ? std::string::npos : gbnf.rfind('\n', at - 1);
+    return "line " + std::to_string(line) + ", column " + std::to_string(at - (start == std::string::npos ? 0 : start + 1) + 1);
+}
+
+size_t skip_space(const std::string & gbnf, size_t i) {
+    while (i < gbnf.size()) {
+        if (gbnf[i] == '#') {
+            while (i < gbnf.size() && gbnf[i] != '\n') i++;
+        } else if (gbnf[i] == ' ' || gbnf[i] == '\t' || gbnf[i] == '\r' || gbnf[i] == '\n') {
+            i++;
+        } else {
+            break;
+        }
+    }
+    return i;
+}
+
+// Refuses what would overflow the parser's stack; literals, classes and comments do not count.
+void check_depth(const std::string & gbnf) {
+    size_t depth = 0;
+    for (size_t i = 0; i < gbnf.size(); i++) {
+        const char c = gbnf[i];
+        if (c == '#') {
+            while (i < gbnf.size() && gbnf[i] != '\n') i++;
+        } else if (c == '"' || c == '[') {
+            const char end = c == '"' ? '"' : ']';
+            for (i++; i < gbnf.size() && gbnf[i] != end; i++) i += gbnf[i] == '\\';
+        } else if (c == '(') {
+            if (++depth > max_depth) throw Error(PYL_E_GRAMMAR, place(gbnf, i) + ": more than " + std::to_string(max_depth) + " nested parentheses");
+        } else if (c == ')') {
+            depth -= depth > 0;
+        }
+    }
+}
+
+// The engine ends its messages with " at " and the rest of the source: turn that into a place.
+[[noreturn]] void throw_at_place(const std::string & gbnf, size_t rule_start, const std::string & said) {
+    for (size_t at = said.find(" at "); at != std::string::npos; at = said.find(" at ", at + 1)) {
+        const std::string_view rest = std::string_view(said).substr(at + 4);
+        if (rest.size() <= gbnf.size() && std::string_view(gbnf).ends_with(rest)) throw Error(PYL_E_GRAMMAR, place(gbnf, gbnf.size() - rest.size()) + ": " + said.substr(0, at));
+    }
+    throw Error(PYL_E_GRAMMAR, place(gbnf, rule_start) + ": in this rule: " + said.substr(0, 500));
+}
+
+void check_syntax(const llama_vocab * vocab, const std::string & gbnf, const std::string & root) {
+    if (gbnf.size() > max_bytes) throw Error(PYL_E_GRAMMAR, "a grammar of more than " + std::to_string(max_bytes) + " bytes").numbers(static_cast<int64_t>(gbnf.size()), max_bytes);
+    if (const size_t nul = gbnf.find('\0'); nul != std::string::npos) throw Error(PYL_E_GRAMMAR, place(gbnf, nul) + ": a NUL byte");
+    check_depth(gbnf);
+    llama_grammar_parser parser(vocab);
+    size_t at = skip_space(gbnf, 0);
+    if (at == gbnf.size()) throw Error(PYL_E_GRAMMAR, "line 1, column 1: the grammar is empty");
+    while (at < gbnf.size()) {
+        try {
+            at = static_cast<size_t>(parser.parse_rule(gbnf.c_str() + at) - gbnf.c_str());
+        } catch (const std::exception & error) {
+            throw_at_place(gbnf, at, error.what());
+        }
+        if (parser.rules.size() > max_rules) throw Error(PYL_E_GRAMMAR, place(gbnf, at) + ": more than " + std::to_string(max_rules) + " rules").numbers(static_cast<int64_t>(parser.rules.size()), max_rules);
+    }
+    for (const auto & [name, id] : parser.symbol_ids) {
+        if (id >= parser.rules.size() || parser.rules[id].empty()) {
+            const size_t used = gbnf.find(name);
+            throw Error(PYL_E_GRAMMAR, place(gbnf, used == std::string::npos ? 0 : used) + ": the rule '" + name + "' is used but not defined");
+        }
+    }
+    if (!parser.symbol_ids.contains(root)) throw Error(PYL_E_GRAMMAR, "line 1, column 1: no rule is named '" + root + "', the start");
+}
+
+class LlamaGrammar final : public Grammar {
+public:
+    explicit LlamaGrammar(llama_grammar * grammar) : grammar_(grammar) { live_counts().grammars++; }
+    ~LlamaGrammar() override {
+        llama_grammar_free_impl(grammar_);
+        live_counts().grammars--;
+    }
+    std::unique_ptr<Grammar> clone() const override { return std::make_unique<LlamaGrammar>(llama_grammar_clone_impl(*grammar_)); }
+    void filter(std::span<Candidate> candidates) override {
+        llama_token_data_array array{reinterpret_cast<llama_token_data *>(candidates.data()), candidates.size(), -1, false};
+        llama_grammar_apply_impl(*grammar_, &array);
+    }
+    void accept(Token token) override { llama_grammar_accept_impl(*grammar_, token); }
+
+private:
+    llama_grammar * grammar_;
+};
+
+}  // namespace
+
+std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root) {
+    check_syntax(vocab, gbnf, root);
+    const LogCapture log;
+    llama_grammar * grammar = llama_grammar_init_impl(vocab, gbnf.c_str(), root.c_str(), false, nullptr, 0, nullptr, 0);
+    if (!grammar) throw Error(PYL_E_GRAMMAR, "line 1, column 1: " + log.words("the engine refused the grammar"));
+    return std::make_unique<LlamaGrammar>(grammar);
+}
+
+}  // namespace pyl

@@ -1,0 +1,56 @@
+// What the files of the llama engine share.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/log.hpp"
+#include "core/store.hpp"
+#include "engine/engine.hpp"
+#include "llama.h"
+
+struct common_chat_templates;
+
+namespace pyl {
+
+struct FreeModel {
+    void operator()(llama_model * model) const { llama_model_free(model); }
+};
+
+// A chat template that was parsed once; opaque here so that only chat.cpp sees llama.cpp's heavy headers.
+struct ChatTemplates;
+
+class LlamaModel final : public Model {
+public:
+    LlamaModel(const std::string & path, const ModelParams & params);
+    ~LlamaModel() override;
+
+    const pyl_model_info & info() const override { return info_; }
+    std::string metadata() const override;
+    std::vector<Token> tokenize(std::string_view text, uint32_t flags) const override;
+    std::string piece(Token token, bool special) const override;
+    uint32_t token_flags(Token token) const override { return flags_[static_cast<size_t>(token)]; }
+    std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override;
+    std::string chat_render(std::string_view request) const override;
+    std::unique_ptr<Context> open(const ContextParams & params) const override;
+
+    llama_model * raw() const { return model_.get(); }
+    const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
+
+private:
+    std::unique_ptr<llama_model, FreeModel> model_;
+    ModelParams params_;
+    pyl_model_info info_{};
+    std::vector<uint8_t> flags_;
+    mutable std::mutex chat_mutex_;
+    mutable std::map<std::string, std::shared_ptr<ChatTemplates>> chat_;  // by override source; "" is the model's own
+};
+
+std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params);
+std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root);
+std::string llama_chat_parse(std::string_view request);
+
+}  // namespace pyl

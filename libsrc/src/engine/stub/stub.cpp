@@ -1,0 +1,211 @@
+// The stub engine: no weights, exact bookkeeping. The logits of a row are a hash of the (position, token) cells its sequence
+// can see, so "batched equals alone", "a fork equals a replay" and "pruning a sibling changes nothing" hold if and only if
+// the kernel's books are right. It can be told to fail at a given decode, to test what is left behind.
+//
+//   stub:n_vocab=300;n_ctx_train=4096;fail_at=3;fail_rc=-2;fail_rows=1;spin_us=0
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "core/error.hpp"
+#include "core/json.hpp"
+#include "core/store.hpp"
+#include "engine/engine.hpp"
+
+namespace pyl {
+namespace {
+
+constexpr Token bos = 256, eos = 257, eot = 258;
+constexpr int64_t min_vocab = 260;
+
+struct Options {
+    int64_t n_vocab = 300;
+    int64_t n_ctx_train = 4096;
+    int64_t fail_at = 0;    // the n-th decode of a context fails; 0 never
+    int64_t fail_rc = -2;
+    int64_t fail_rows = 0;  // rows that land before it does
+    int64_t spin_us = 0;    // time one decode takes
+};
+
+Options parse_options(std::string_view text) {
+    Options options;
+    const std::map<std::string_view, int64_t *> known{{"n_vocab", &options.n_vocab}, {"n_ctx_train", &options.n_ctx_train}, {"fail_at", &options.fail_at}, {"fail_rc", &options.fail_rc},
+                                                      {"fail_rows", &options.fail_rows}, {"spin_us", &options.spin_us}};
+    while (!text.empty()) {
+        const std::string_view item = text.substr(0, text.find(';'));
+        text.remove_prefix(std::min(text.size(), item.size() + 1));
+        const size_t equals = item.find('=');
+        const auto key = known.find(item.substr(0, equals));
+        const std::string_view value = equals == std::string_view::npos ? std::string_view() : item.substr(equals + 1);
+        if (key == known.end() || std::from_chars(value.data(), value.data() + value.size(), *key->second).ptr != value.data() + value.size() || value.empty()) {
+            throw Error(PYL_E_FORMAT, "the stub engine does not know the option '" + std::string(item) + "'");
+        }
+    }
+    if (options.n_vocab < min_vocab || options.n_vocab > 1'000'000) throw Error(PYL_E_FORMAT, "the stub engine needs n_vocab in 260..1000000");
+    return options;
+}
+
+uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDull;
+    x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53ull;
+    return x ^ (x >> 33);
+}
+
+class StubContext final : public Context {
+public:
+    StubContext(const Options & options, const ContextParams & params) : options_(options), params_(params), cells_(params.n_ctx) { live_counts().contexts++; }
+    ~StubContext() override { live_counts().contexts--; }
+
+    uint32_t n_ctx() const override { return params_.n_ctx; }
+    int32_t flash_attn() const override { return params_.flash_attn == PYL_FLASH_ATTN_OFF ? PYL_FLASH_ATTN_OFF : PYL_FLASH_ATTN_ON; }
+
+    int32_t decode(const Batch & batch) override {
+        const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(options_.spin_us);
+        n_decodes_++;
+        const bool fails = options_.fail_at > 0 && n_decodes_ == options_.fail_at;
+        if (fails && (options_.fail_rc == 1 || options_.fail_rc == -1)) return static_cast<int32_t>(options_.fail_rc);
+        if (batch.size() == 0 || batch.size() > params_.n_batch) return -1;
+        const auto free = static_cast<size_t>(std::count_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); }));
+        if (free < batch.size()) return 1;
+        std::vector<size_t> outputs;
+        for (size_t i = 0; i < batch.size(); i++) {
+            if (fails && static_cast<int64_t>(i) >= options_.fail_rows) return static_cast<int32_t>(options_.fail_rc);
+            const auto cell = std::find_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); });
+            *cell = {batch.token[i], batch.pos[i], {batch.seq[i]}};
+            if (batch.output[i]) outputs.push_back(i);
+        }
+        if (fails) return static_cast<int32_t>(options_.fail_rc);
+        rows_.assign(outputs.size() * static_cast<size_t>(options_.n_vocab), 0.0f);
+        for (size_t row = 0; row < outputs.size(); row++) fill(row, batch.seq[outputs[row]], batch.pos[outputs[row]]);
+        while (std::chrono::steady_clock::now() < until) {}
+        return 0;
+    }
+
+    const float * logits(size_t i) const override { return rows_.data() + i * static_cast<size_t>(options_.n_vocab); }
+
+    void seq_copy(Seq from, Seq to) override {
+        for (Cell & cell : cells_) {
+            if (cell.has(from) && !cell.has(to)) cell.seqs.push_back(to);
+        }
+    }
+    void seq_remove(Seq seq) override {
+        for (Cell & cell : cells_) std::erase(cell.seqs, seq);
+    }
+    void seq_keep(Seq seq) override {
+        for (Cell & cell : cells_) cell.seqs = cell.has(seq) ? std::vector<Seq>{seq} : std::vector<Seq>{};
+    }
+
+private:
+    struct Cell {
+        Token token = -1;
+        Pos pos = -1;
+        std::vector<Seq> seqs;
+        bool has(Seq seq) const { return std::find(seqs.begin(), seqs.end(), seq) != seqs.end(); }
+    };
+
+    // Order-free over the visible cells, so only the set of (position, token) matters.
+    void fill(size_t row, Seq seq, Pos pos) {
+        uint64_t seen = 0;
+        for (const Cell & cell : cells_) {
+            if (cell.has(seq) && cell.pos <= pos) seen += mix(static_cast<uint64_t>(cell.pos) << 32 | static_cast<uint32_t>(cell.token) | 1ull << 63);
+        }
+        for (int64_t id = 0; id < options_.n_vocab; id++) {
+            const uint64_t h = mix(seen ^ mix(static_cast<uint64_t>(id) + 0x9E3779B97F4A7C15ull));
+            rows_[row * static_cast<size_t>(options_.n_vocab) + static_cast<size_t>(id)] = static_cast<float>(h >> 40) * (8.0f / 16777216.0f) - 4.0f;
+        }
+    }
+
+    Options options_;
+    ContextParams params_;
+    std::vector<Cell> cells_;
+    std::vector<float> rows_;
+    int64_t n_decodes_ = 0;
+};
+
+// Understands one form, root ::= "literal": enough to test what the kernel does with any grammar.
+class StubGrammar final : public Grammar {
+public:
+    explicit StubGrammar(std::string literal, size_t at = 0) : literal_(std::move(literal)), at_(at) { live_counts().grammars++; }
+    ~StubGrammar() override { live_counts().grammars--; }
+    std::unique_ptr<Grammar> clone() const override { return std::make_unique<StubGrammar>(literal_, at_); }
+    void filter(std::span<Candidate> candidates) override {
+        for (Candidate & c : candidates) {
+            const bool legal = at_ < literal_.size() ? c.id == static_cast<unsigned char>(literal_[at_]) : c.id == eos || c.id == eot;
+            if (!legal) c.logit = -std::numeric_limits<float>::infinity();
+        }
+    }
+    void accept(Token) override { at_ += at_ < literal_.size(); }
+
+private:
+    std::string literal_;
+    size_t at_;
+};
+
+class StubModel final : public Model {
+public:
+    explicit StubModel(const Options & options) : options_(options) {
+        live_counts().weights++;
+        info_.struct_size = sizeof info_;
+        info_.n_vocab = static_cast<int32_t>(options.n_vocab);
+        info_.n_ctx_train = static_cast<int32_t>(options.n_ctx_train);
+        info_.vocab_type = PYL_VOCAB_OTHER;
+        info_.has_decoder = info_.add_bos = 1;
+        info_.bos = bos, info_.eos = eos, info_.eot = eot, info_.sep = -1, info_.nl = '\n', info_.pad = -1;
+    }
+    ~StubModel() override { live_counts().weights--; }
+
+    const pyl_model_info & info() const override { return info_; }
+    std::string metadata() const override { return R"({"":"stub","general.architecture":"stub"})"; }
+
+    std::vector<Token> tokenize(std::string_view text, uint32_t flags) const override {
+        std::vector<Token> out;
+        if (flags & PYL_TOKENIZE_ADD_SPECIAL) out.push_back(bos);
+        while (!text.empty()) {
+            Token token = static_cast<unsigned char>(text.front());
+            size_t n = 1;
+            for (const Token special : {bos, eos, eot}) {
+                const std::string name = piece(special, true);
+                if ((flags & PYL_TOKENIZE_PARSE_SPECIAL) && text.starts_with(name)) token = special, n = name.size();
+            }
+            out.push_back(token);
+            text.remove_prefix(n);
+        }
+        return out;
+    }
+    std::string piece(Token token, bool special) const override {
+        if (token < 256) return std::string(1, static_cast<char>(token));
+        if (!special || token > eot) return "";
+        return token == bos ? "<bos>" : token == eos ? "<eos>" : "<eot>";
+    }
+    uint32_t token_flags(Token token) const override {
+        return token < 256 ? PYL_TOKEN_BYTE : token == bos ? PYL_TOKEN_CONTROL : token <= eot ? PYL_TOKEN_CONTROL | PYL_TOKEN_EOG : PYL_TOKEN_UNUSED;
+    }
+    std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override {
+        const std::string head = root + " ::= \"";
+        if (!gbnf.starts_with(head) || gbnf.size() < head.size() + 1 || gbnf.back() != '"') throw Error(PYL_E_GRAMMAR, "line 1, column 1: the stub engine reads only: " + head + "literal\"");
+        return std::make_unique<StubGrammar>(gbnf.substr(head.size(), gbnf.size() - head.size() - 1));
+    }
+    std::string chat_render(std::string_view) const override { throw Error(PYL_E_TEMPLATE, "the stub model has no chat template"); }
+    std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<StubContext>(options_, params); }
+
+private:
+    Options options_;
+    pyl_model_info info_{};
+};
+
+}  // namespace
+
+const Engine & stub_engine() {
+    static const Engine engine{
+        [] { return EngineInfo{"stub", "none", "none", "none", {"stub"}, {}, {}}; },
+        [] { return std::vector<Device>{}; },
+        [](const std::string & path, const ModelParams &) -> std::shared_ptr<Model> { return std::make_shared<StubModel>(parse_options(std::string_view(path).substr(5))); },
+        [](std::string_view) -> std::string { throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp, which parses chat output"); },
+    };
+    return engine;
+}
+
+}  // namespace pyl

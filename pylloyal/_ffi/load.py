@@ -1,0 +1,178 @@
+"""Find the native library, load it once, and turn its statuses into exceptions.
+
+Looked for in ``PYLLOYAL_LIBRARY`` (a path, and then nowhere else), then in the package's own ``_lib/<platform>``. There is no
+search through the system's library paths: a stranger's llama.cpp must never be picked up by name.
+"""
+from __future__ import annotations
+
+import ctypes
+import importlib.resources
+import os
+import platform
+import struct
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from . import capi
+
+_lock = threading.Lock()
+_library: ctypes.CDLL | None = None
+_path: Path | None = None
+_CODES: dict[int, type[errors.PylloyalError]] = {getattr(capi, name): cls for name, cls in errors.STATUS.items()}
+_STATES: dict[int, errors.State] = {capi.STATE_UNCHANGED: "unchanged", capi.STATE_ADVANCED: "advanced", capi.STATE_POISONED: "poisoned"}
+_HOW = "Build it with `python3 tools/bootstrap.py lib` (or `cmake --preset native` in libsrc/), or install a wheel that carries it."
+
+# One generation a process: fork() starts a new one, and handles of the old are dead in the child.
+generation = 0
+
+
+def _after_fork() -> None:
+    global generation, _lock
+    generation += 1
+    _lock = threading.Lock()  # whoever held it does not exist here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+class Library:
+    """Stands for the loaded library in the order of teardown; the first finalizer made is the last to run at exit."""
+
+    is_torn_down = False
+
+
+_library_life = Library()
+
+
+def _tear_down() -> None:
+    Library.is_torn_down = True
+
+
+weakref.finalize(_library_life, _tear_down)
+
+
+def platform_folder() -> str:
+    """Name of this platform's folder in ``_lib``: the same rule as in CMakeLists.txt."""
+    return f"{platform.system()}-{platform.machine()}".lower()
+
+
+def file_names() -> tuple[str, ...]:
+    return {"darwin": ("libpylloyal.dylib",), "win32": ("pylloyal.dll", "libpylloyal.dll")}.get(sys.platform, ("libpylloyal.so",))
+
+
+def candidates() -> list[Path]:
+    """Paths where a library may be, in the order they are tried."""
+    if given := os.environ.get("PYLLOYAL_LIBRARY"):
+        return [Path(given).expanduser().absolute()]
+    with importlib.resources.as_file(importlib.resources.files("pylloyal") / "_lib" / platform_folder()) as folder:
+        return [Path(folder) / name for name in file_names()]
+
+
+def machine_of(path: Path) -> str:
+    """The processor a library file was built for, as far as its header tells."""
+    with open(path, "rb") as file:
+        head = file.read(4096)
+    if head[:4] == b"\x7fELF" and len(head) >= 20:
+        return {3: "x86", 40: "arm", 62: "x86-64", 183: "arm64", 243: "riscv64"}.get(struct.unpack_from("<H", head, 18)[0], "unknown") + " ELF"
+    if head[:4] == b"\xcf\xfa\xed\xfe":
+        return {0x01000007: "x86-64", 0x0100000C: "arm64"}.get(struct.unpack_from("<I", head, 4)[0], "unknown") + " Mach-O"
+    if head[:2] == b"MZ" and len(head) >= 64:
+        at = struct.unpack_from("<I", head, 60)[0]
+        if at + 6 <= len(head):
+            return {0x8664: "x86-64", 0xAA64: "arm64", 0x14C: "x86"}.get(struct.unpack_from("<H", head, at + 4)[0], "unknown") + " DLL"
+    return "not a library"
+
+
+def _why(path: Path, error: OSError) -> str:
+    """One line on why ``path`` did not load."""
+    if not path.exists():
+        return f"{path}: no such file"
+    return f"{path}: {error} (a {machine_of(path)} file; this Python is {platform.machine()} {platform.system()})"
+
+
+def _check(result: int, function: Any, arguments: Any) -> int:
+    if result < 0:
+        raise last_error(result)
+    return result
+
+
+def last_error(code: int) -> errors.PylloyalError:
+    """The exception for the last failure on this thread."""
+    record = library().pyl_error_last().contents
+    message = (record.message or b"").decode("utf-8", "replace")
+    failure = errors.Failure(code=code, state=_STATES.get(record.state, "unchanged"), engine_rc=record.engine_rc, partial=bool(record.partial),
+                             index=record.index if record.index >= 0 else None, need=record.need if record.need >= 0 else None,
+                             have=record.have if record.have >= 0 else None, message=message)
+    return _CODES.get(code, errors.InternalKernelError)(message, failure)
+
+
+def _bind(path: Path, lib: ctypes.CDLL) -> None:
+    try:
+        found = lib.pyl_abi_version()
+    except AttributeError as error:
+        raise errors.ABIMismatchError(f"{path} is not libpylloyal: it has no pyl_abi_version. {_HOW}") from error
+    if found != capi.ABI_VERSION:
+        raise errors.ABIMismatchError(f"{path} speaks ABI version {found}; this package needs {capi.ABI_VERSION}. {_HOW}")
+    for name, result, arguments, is_status in capi.PROTOTYPES:
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+        if is_status:
+            function.errcheck = _check
+
+
+def library() -> Any:
+    """The loaded library. The first call loads it; later calls cost a global look-up.
+
+    Raises
+    ------
+    LibraryNotFoundError, ABIMismatchError
+        Nothing is loaded; the next call tries again.
+    """
+    global _library, _path
+    if _library is not None:
+        return _library
+    with _lock:
+        if _library is None:
+            said = []
+            for path in candidates():
+                try:
+                    lib = ctypes.CDLL(str(path))
+                except OSError as error:
+                    said.append(_why(path, error))
+                    continue
+                _bind(path, lib)
+                _path, _library = path, lib
+                break
+            else:
+                raise errors.LibraryNotFoundError("libpylloyal could not be loaded:\n  " + "\n  ".join(said) + f"\n{_HOW}")
+    return _library
+
+
+def library_path() -> Path:
+    """Where the loaded library lies; loads it if need be."""
+    library()
+    assert _path is not None
+    return _path
+
+
+def take_text(call: Any, *arguments: Any) -> bytes:
+    """Call a function whose first argument is a ``pyl_text **``, and return the text it made; the text is freed."""
+    return take_text_at(call, 0, *arguments)
+
+
+def take_text_at(call: Any, at: int, *arguments: Any) -> bytes:
+    """As :func:`take_text`, with the output at position ``at`` of the arguments."""
+    lib = library()
+    text = capi.pyl_text_p()
+    full = list(arguments)
+    full.insert(at, ctypes.byref(text))
+    call(*full)
+    try:
+        return ctypes.string_at(lib.pyl_text_data(text), lib.pyl_text_size(text))
+    finally:
+        lib.pyl_text_free(text)

@@ -1,0 +1,257 @@
+"""A branch: one line of thought in a store, cheap to fork, explicit to prune."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import errors
+from .._ffi import capi
+from .._ffi.load import library
+from .chat import ChatPrompt
+from .grammar import Grammar
+from .sampling import Sampling
+
+if TYPE_CHECKING:
+    from .store import Store
+
+Prefillable = str | ChatPrompt | Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+class LogitsView:
+    """Logits of a branch without a copy; reading them after they were overwritten raises instead of lying.
+
+    Attributes
+    ----------
+    array : numpy.ndarray, float32, shape (n_vocab,)
+        Read-only. Raises StaleHandleError once the store has decoded or pruned anything since.
+    """
+
+    def __init__(self, store: Store, view: capi.pyl_logits_view) -> None:
+        self._store, self._epoch = store, view.epoch
+        self._array = np.ctypeslib.as_array(view.data, (view.n_vocab,))
+        self._array.flags.writeable = False
+
+    @property
+    def array(self) -> npt.NDArray[np.float32]:
+        if library().pyl_store_epoch(self._store._ptr()) != self._epoch:
+            raise errors.StaleHandleError("these logits were overwritten by a later decode; take a copy with Branch.logits()")
+        return self._array
+
+
+class Branch:
+    """A handle on one branch of a store. Made by :meth:`Store.root` and :meth:`fork`, never directly.
+
+    It names a leased sequence with its position, sampler, grammar and logits. A pruned branch's handle stays invalid for
+    ever: it never comes to mean a newer branch. As a context manager it prunes itself and everything below it.
+    """
+
+    __slots__ = ("_handle", "store")
+
+    def __init__(self, store: Store, handle: int) -> None:
+        self.store = store
+        self._handle = handle
+
+    def __repr__(self) -> str:
+        return f"<Branch {self._handle & 0xFFFFFFFF}.{self._handle >> 32}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Branch) and other._handle == self._handle and other.store is self.store
+
+    def __hash__(self) -> int:
+        return hash((self._handle, id(self.store)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self.store.is_closed:
+            self.prune_subtree()
+
+    # ------------------------------------------------------------------------------------------------------------ facts
+
+    def _info(self) -> capi.pyl_branch_info:
+        info = capi.pyl_branch_info(struct_size=ctypes.sizeof(capi.pyl_branch_info))
+        library().pyl_branch_describe(self.store._ptr(), self._handle, ctypes.byref(info))
+        return info
+
+    @property
+    def is_alive(self) -> bool:
+        """False once it was pruned, or its store closed."""
+        try:
+            self._info()
+        except (errors.StaleHandleError, errors.ClosedError):
+            return False
+        return True
+
+    @property
+    def position(self) -> int:
+        """Where its next token goes."""
+        return int(self._info().position)
+
+    @property
+    def cells_own(self) -> int:
+        """Cells this branch decoded itself."""
+        return int(self._info().cells_own)
+
+    @property
+    def cells_inherited(self) -> int:
+        """Cells before its fork point, owned by its ancestors."""
+        return int(self._info().cells_inherited)
+
+    @property
+    def parent(self) -> Branch | None:
+        handle = self._info().parent
+        return Branch(self.store, handle) if handle else None
+
+    @property
+    def children(self) -> list[Branch]:
+        return self.store._list(self._handle)
+
+    @property
+    def is_leaf(self) -> bool:
+        return bool(self._info().n_children == 0)
+
+    @property
+    def has_logits(self) -> bool:
+        """True when it can be sampled."""
+        return bool(self._info().has_logits)
+
+    @property
+    def is_poisoned(self) -> bool:
+        """True after a decode failed half-way: it can only be pruned."""
+        return bool(self._info().is_poisoned)
+
+    @property
+    def last_token(self) -> int | None:
+        """The last token committed, by :meth:`commit` or a tick."""
+        token = int(self._info().last_token)
+        return token if token >= 0 else None
+
+    # ------------------------------------------------------------------------------------------------------------- tree
+
+    @overload
+    def fork(self, n: None = None, *, seed: int | None = None) -> Branch: ...
+    @overload
+    def fork(self, n: int, *, seed: int | Sequence[int] | None = None) -> list[Branch]: ...
+
+    def fork(self, n: int | None = None, *, seed: int | Sequence[int] | None = None) -> Branch | list[Branch]:
+        """Fork: O(1) in tokens, no decode, no copy of a cell.
+
+        A child continues exactly as this branch would: it has its random stream, penalty window, grammar state and logits.
+
+        Parameters
+        ----------
+        n : int, optional
+            Number of children, made together or not at all; None makes one and returns it bare.
+        seed : int or sequence of int, optional
+            New random streams: a sequence gives one per child, an int gives child ``i`` the seed ``seed + i``. Without it
+            all children would draw the same tokens.
+
+        Raises
+        ------
+        NoLeaseError
+            Fewer than ``n`` branches are left; nothing was made.
+        """
+        count = 1 if n is None else n
+        if count < 0:
+            raise errors.InvalidArgumentError(f"cannot make {count} branches")
+        seeds: Any = None
+        if isinstance(seed, int):
+            seeds = (ctypes.c_uint64 * count)(*((seed + i) & 0xFFFF_FFFF_FFFF_FFFF for i in range(count)))
+        elif seed is not None:
+            if len(seed) != count:
+                raise errors.InvalidArgumentError(f"{len(seed)} seeds for {count} branches")
+            seeds = (ctypes.c_uint64 * count)(*(s & 0xFFFF_FFFF_FFFF_FFFF for s in seed))
+        out = (ctypes.c_uint64 * count)()
+        library().pyl_branch_fork_n(self.store._ptr(), self._handle, out, count, seeds)
+        made = [Branch(self.store, handle) for handle in out]
+        return made[0] if n is None else made
+
+    def prune(self) -> None:
+        """Give back this leaf's cells and lease. Pruning again does nothing.
+
+        Raises
+        ------
+        BranchHasChildrenError
+            It has children; nothing changed.
+        """
+        self.store.prune([self])
+
+    def prune_subtree(self) -> None:
+        """Prune this branch and everything below it."""
+        library().pyl_branch_prune_subtree(self.store._ptr(), self._handle)
+
+    def retain_only(self) -> None:
+        """Keep this branch and prune every other one of the store; it becomes a root that owns all its cells."""
+        library().pyl_branch_retain_only(self.store._ptr(), self._handle)
+
+    # --------------------------------------------------------------------------------------------------------- decoding
+
+    def prefill(self, prompt: Prefillable) -> int:
+        """Decode many tokens, leaving logits for the last; see :meth:`Store.prefill`.
+
+        Returns
+        -------
+        int
+            Dispatches it took.
+        """
+        return self.store.prefill([(self, prompt)])
+
+    def commit(self, token: int) -> None:
+        """Decode one token; see :meth:`Store.commit`."""
+        self.store.commit([self], [token])
+
+    def sample(self) -> int:
+        """Draw a token without decoding it; see :meth:`Store.sample`."""
+        return self.store.sample([self])[0]
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """A copy of the logits, float32, shape (n_vocab,).
+
+        Raises
+        ------
+        NoLogitsError
+            Nothing was decoded on it yet.
+        """
+        return self.logits_view().array.copy()
+
+    def logits_view(self) -> LogitsView:
+        """The logits without a copy, readable until the store's next decode or prune."""
+        view = capi.pyl_logits_view(struct_size=ctypes.sizeof(capi.pyl_logits_view))
+        library().pyl_branch_logits(self.store._ptr(), self._handle, ctypes.byref(view))
+        return LogitsView(self.store, view)
+
+    # --------------------------------------------------------------------------------------------------------- settings
+
+    @property
+    def sampling(self) -> Sampling:
+        """The settings in force, with the seed really used. Assigning changes them; a seed of None keeps the stream."""
+        s = capi.pyl_sampling(struct_size=ctypes.sizeof(capi.pyl_sampling))
+        library().pyl_branch_get_sampling(self.store._ptr(), self._handle, ctypes.byref(s))
+        return Sampling._of(s)
+
+    @sampling.setter
+    def sampling(self, sampling: Sampling) -> None:
+        library().pyl_branch_set_sampling(self.store._ptr(), self._handle, ctypes.byref(sampling._struct()))
+
+    def set_grammar(self, grammar: Grammar | str | None) -> None:
+        """Constrain what it says from its next token on; None lifts the constraint.
+
+        Raises
+        ------
+        GrammarError
+            It does not parse (line and column in the message); the grammar in force stays.
+        """
+        if grammar is None:
+            library().pyl_branch_set_grammar(self.store._ptr(), self._handle, None, 0, None)
+            return
+        value = Grammar(grammar) if isinstance(grammar, str) else grammar
+        raw = value.gbnf.encode()
+        if not raw:
+            raise errors.GrammarError("line 1, column 1: the grammar is empty")
+        library().pyl_branch_set_grammar(self.store._ptr(), self._handle, raw, len(raw), value.root.encode())

@@ -1,0 +1,97 @@
+"""A loaded model: weights, vocabulary, chat template."""
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .._ffi import capi
+from .._ffi.handle import Handle
+from .._ffi.load import library, take_text_at
+from .chat import ChatPrompt, Message, render
+from .vocab import Vocab
+
+if TYPE_CHECKING:
+    from .store import Store
+
+
+class Model(Handle):
+    """A model file, opened. The same file with the same settings is in memory once, however often it is opened.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A GGUF file, or ``"stub:..."`` for the engine without weights that the tests use.
+    gpu_layers : int
+        Layers to put on accelerators; negative for all.
+    mmap : bool
+        Map the file rather than read it.
+    vocab_only : bool
+        Vocabulary, metadata and chat template without the weights; such a model opens no store.
+
+    Raises
+    ------
+    KernelIOError
+        The file cannot be read.
+    FormatError
+        It is not a model the engine can load; the engine's words are in the message.
+    UnsupportedOperationError
+        This CPU lacks instructions the library was built to use.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int = 0, mmap: bool = True, vocab_only: bool = False) -> None:
+        lib = library()
+        params = capi.pyl_model_params(ctypes.sizeof(capi.pyl_model_params), gpu_layers, mmap, vocab_only)
+        self.path = os.fspath(path)
+        raw = os.fsencode(self.path)
+        pointer = capi.pyl_model_p()
+        lib.pyl_model_open(ctypes.byref(pointer), raw, len(raw), ctypes.byref(params))
+        super().__init__(pointer, lib.pyl_model_free)
+        self.info = capi.pyl_model_info(struct_size=ctypes.sizeof(capi.pyl_model_info))
+        lib.pyl_model_describe(pointer, ctypes.byref(self.info))
+        self.vocab = Vocab(self)
+
+    def __repr__(self) -> str:
+        return f"<Model {self.path!r}{' closed' if self.is_closed else ''}>"
+
+    @functools.cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """Scalar metadata of the file as text, and under ``""`` the engine's one-line description."""
+        return dict(json.loads(take_text_at(library().pyl_model_metadata, 1, self._ptr())))
+
+    def chat(self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, tool_choice: str | None = None, parallel_tool_calls: bool | None = None,
+             add_generation_prompt: bool | None = None, continue_final_message: bool | None = None, enable_thinking: bool | None = None, reasoning_format: str | None = None,
+             grammar: str | None = None, template: str | None = None, template_kwargs: Mapping[str, Any] | None = None, parser: str | None = None) -> ChatPrompt:
+        """Render a conversation with the model's chat template.
+
+        Parameters
+        ----------
+        messages : sequence of dict
+            ``{"role", "content", ...}``; a content of None is empty.
+        tools : sequence of dict, optional
+            Tools in the usual ``{"type": "function", "function": {...}}`` form.
+        template : str, optional
+            The source of another template, the caller's own choice.
+        parser : {"auto", "content"}, optional
+            "content" takes all output as text, for templates whose format the engine cannot work out.
+
+        Raises
+        ------
+        TemplateError
+            No template, or it does not parse, raises, or cannot take what was asked; in its own words.
+        FormatError
+            A message or option is not of its form.
+        """
+        options = {"tools": tools, "tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls, "add_generation_prompt": add_generation_prompt,
+                   "continue_final_message": continue_final_message, "enable_thinking": enable_thinking, "reasoning_format": reasoning_format, "grammar": grammar,
+                   "template": template, "template_kwargs": template_kwargs, "parser": parser}
+        return render(self, messages, options)
+
+    def store(self, **options: Any) -> Store:
+        """Open a store on this model; takes the options of :class:`~pylloyal.Store`."""
+        from .store import Store
+
+        return Store(self, **options)

@@ -40,16 +40,14 @@ _HOME = {
     "LogLevel": "kernel.system", "drain_logs": "kernel.system", "live_objects": "kernel.system", "set_log_level": "kernel.system", "system_info": "kernel.system",
     "TextStream": "kernel.vocab", "TokenFlags": "kernel.vocab", "Vocab": "kernel.vocab",
 }
-__all__ = [*sorted(_HOME), "__version__", "errors", "get_include", "get_library"]
+__all__ = [*_HOME, "__version__", "errors", "get_include", "get_library"]  # noqa: PLE0604 (strings all)
 
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module(".errors", __name__)
     if name == "__version__":
-        from importlib.metadata import version
-
-        return version("pylloyal")
+        return _version()
     if home := _HOME.get(name):
         value = getattr(importlib.import_module(f".{home}", __name__), name)
         globals()[name] = value
@@ -58,7 +56,19 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("pylloyal")
+    except PackageNotFoundError:  # run from a clone
+        import tomllib
+
+        with open(Path(__file__).resolve().parents[1] / "pyproject.toml", "rb") as file:
+            return str(tomllib.load(file)["project"]["version"])
 
 
 def get_include() -> str:

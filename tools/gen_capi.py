@@ -149,7 +149,8 @@ def make_capi(h: Header) -> str:
     out += ["", "", "# name, result, arguments, whether the result is a status", "PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = ["]
     for f in h.functions:
         args = ", ".join(ctypes_of(ctype, h) for ctype, _ in f.params)
-        out.append(f'    ("{f.name}", {ctypes_of(f.result, h)}, [{args}], {is_checked(f)}),  # {f.prototype}')
+        result = "c_void_p" if f.result == "const char*" else ctypes_of(f.result, h)  # c_char_p would copy, and stop at a NUL byte
+        out.append(f'    ("{f.name}", {result}, [{args}], {is_checked(f)}),  # {f.prototype}')
     out += ["]", "", "STRUCTS: Final[list[type[Structure]]] = [" + ", ".join(s.name for s in h.structs) + "]", ""]
     return "\n".join(out)
 

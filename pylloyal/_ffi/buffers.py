@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from . import capi
+
+
+def view_of(array: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """A numpy view of a ctypes array's memory."""
+    return np.frombuffer(array, dtype)
 
 
 class StepBuffers:
@@ -19,11 +26,11 @@ class StepBuffers:
     def __init__(self, n: int) -> None:
         self.n = n
         self.branches = (ctypes.c_uint64 * n)()
-        self.branch_view = np.frombuffer(self.branches, np.uint64)
+        self.branch_view = view_of(self.branches, np.dtype(np.uint64))
         self.tokens = (ctypes.c_int32 * n)()
-        self.token_view = np.frombuffer(self.tokens, np.int32)
+        self.token_view = view_of(self.tokens, np.dtype(np.int32))
         self.lanes = (capi.pyl_lane * n)()
-        self.lane_view = np.frombuffer(self.lanes, np.dtype(capi.pyl_lane))
+        self.lane_view = view_of(self.lanes, np.dtype(capi.pyl_lane))
         self.lane_view["struct_size"] = ctypes.sizeof(capi.pyl_lane)
         self.tick = capi.pyl_tick(struct_size=ctypes.sizeof(capi.pyl_tick))
         self.tick_ref = ctypes.byref(self.tick)
@@ -35,7 +42,7 @@ class StepBuffers:
         if n_steps > self._steps:
             self._steps = n_steps
             self.step_tokens = (ctypes.c_int32 * (self.n * n_steps))()
-            self.step_view = np.frombuffer(self.step_tokens, np.int32)
+            self.step_view = view_of(self.step_tokens, np.dtype(np.int32))
 
     def set_branches(self, handles: Sequence[int]) -> int:
         self.branch_view[: len(handles)] = handles

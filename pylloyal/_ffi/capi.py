@@ -289,7 +289,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_abi_layout", c_int32, [POINTER(pyl_text_p)], True),  # int32_t pyl_abi_layout(pyl_text ** out);
     ("pyl_build_info", c_int32, [POINTER(pyl_text_p)], True),  # int32_t pyl_build_info(pyl_text ** out);
     ("pyl_devices", c_int32, [POINTER(pyl_text_p)], True),  # int32_t pyl_devices(pyl_text ** out);
-    ("pyl_text_data", c_char_p, [pyl_text_p], False),  # const char * pyl_text_data(const pyl_text * text);
+    ("pyl_text_data", c_void_p, [pyl_text_p], False),  # const char * pyl_text_data(const pyl_text * text);
     ("pyl_text_size", c_size_t, [pyl_text_p], False),  # size_t pyl_text_size(const pyl_text * text);
     ("pyl_text_free", None, [pyl_text_p], False),  # void pyl_text_free(pyl_text * text);
     ("pyl_error_last", POINTER(pyl_error), [], False),  # const pyl_error * pyl_error_last(void);

@@ -35,6 +35,11 @@ class Handle:
     def is_closed(self) -> bool:
         return not self._finalizer.alive
 
+    @property
+    def is_unusable(self) -> bool:
+        """True when it was closed, or belongs to the process this one was forked from."""
+        return self._generation != load.generation or not self._finalizer.alive
+
     def _ptr(self) -> Any:
         """The native pointer, for a call that follows at once."""
         if self._generation != load.generation:

@@ -95,7 +95,7 @@ def _why(path: Path, error: OSError) -> str:
     return f"{path}: {error} (a {machine_of(path)} file; this Python is {platform.machine()} {platform.system()})"
 
 
-def _check(result: int, function: Any, arguments: Any) -> int:
+def _check(result: int, _function: Any, _arguments: Any) -> int:
     if result < 0:
         raise last_error(result)
     return result

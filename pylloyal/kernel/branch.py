@@ -1,7 +1,6 @@
 """A branch: one line of thought in a store, cheap to fork, explicit to prune."""
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from .. import errors
 from .._ffi import capi
 from .._ffi.load import library
+from .._ffi.memory import MASK64, floats, new, ref, u64_array, u64_room
 from .chat import ChatPrompt
 from .grammar import Grammar
 from .sampling import Sampling
@@ -33,8 +33,7 @@ class LogitsView:
 
     def __init__(self, store: Store, view: capi.pyl_logits_view) -> None:
         self._store, self._epoch = store, view.epoch
-        self._array = np.ctypeslib.as_array(view.data, (view.n_vocab,))
-        self._array.flags.writeable = False
+        self._array = floats(view.data, view.n_vocab)
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
@@ -72,11 +71,15 @@ class Branch:
         if not self.store.is_closed:
             self.prune_subtree()
 
+    def _call(self, function: Any, *arguments: Any) -> None:
+        with self.store._turn:
+            function(self.store._ptr(), self._handle, *arguments)
+
     # ------------------------------------------------------------------------------------------------------------ facts
 
     def _info(self) -> capi.pyl_branch_info:
-        info = capi.pyl_branch_info(struct_size=ctypes.sizeof(capi.pyl_branch_info))
-        library().pyl_branch_describe(self.store._ptr(), self._handle, ctypes.byref(info))
+        info = new(capi.pyl_branch_info)
+        self._call(library().pyl_branch_describe, ref(info))
         return info
 
     @property
@@ -162,13 +165,13 @@ class Branch:
             raise errors.InvalidArgumentError(f"cannot make {count} branches")
         seeds: Any = None
         if isinstance(seed, int):
-            seeds = (ctypes.c_uint64 * count)(*((seed + i) & 0xFFFF_FFFF_FFFF_FFFF for i in range(count)))
+            seeds = u64_array([(seed + i) & MASK64 for i in range(count)])
         elif seed is not None:
             if len(seed) != count:
                 raise errors.InvalidArgumentError(f"{len(seed)} seeds for {count} branches")
-            seeds = (ctypes.c_uint64 * count)(*(s & 0xFFFF_FFFF_FFFF_FFFF for s in seed))
-        out = (ctypes.c_uint64 * count)()
-        library().pyl_branch_fork_n(self.store._ptr(), self._handle, out, count, seeds)
+            seeds = u64_array([s & MASK64 for s in seed])
+        out = u64_room(count)
+        self._call(library().pyl_branch_fork_n, out, count, seeds)
         made = [Branch(self.store, handle) for handle in out]
         return made[0] if n is None else made
 
@@ -184,11 +187,11 @@ class Branch:
 
     def prune_subtree(self) -> None:
         """Prune this branch and everything below it."""
-        library().pyl_branch_prune_subtree(self.store._ptr(), self._handle)
+        self._call(library().pyl_branch_prune_subtree)
 
     def retain_only(self) -> None:
         """Keep this branch and prune every other one of the store; it becomes a root that owns all its cells."""
-        library().pyl_branch_retain_only(self.store._ptr(), self._handle)
+        self._call(library().pyl_branch_retain_only)
 
     # --------------------------------------------------------------------------------------------------------- decoding
 
@@ -222,8 +225,8 @@ class Branch:
 
     def logits_view(self) -> LogitsView:
         """The logits without a copy, readable until the store's next decode or prune."""
-        view = capi.pyl_logits_view(struct_size=ctypes.sizeof(capi.pyl_logits_view))
-        library().pyl_branch_logits(self.store._ptr(), self._handle, ctypes.byref(view))
+        view = new(capi.pyl_logits_view)
+        self._call(library().pyl_branch_logits, ref(view))
         return LogitsView(self.store, view)
 
     # --------------------------------------------------------------------------------------------------------- settings
@@ -231,13 +234,13 @@ class Branch:
     @property
     def sampling(self) -> Sampling:
         """The settings in force, with the seed really used. Assigning changes them; a seed of None keeps the stream."""
-        s = capi.pyl_sampling(struct_size=ctypes.sizeof(capi.pyl_sampling))
-        library().pyl_branch_get_sampling(self.store._ptr(), self._handle, ctypes.byref(s))
+        s = new(capi.pyl_sampling)
+        self._call(library().pyl_branch_get_sampling, ref(s))
         return Sampling._of(s)
 
     @sampling.setter
     def sampling(self, sampling: Sampling) -> None:
-        library().pyl_branch_set_sampling(self.store._ptr(), self._handle, ctypes.byref(sampling._struct()))
+        self._call(library().pyl_branch_set_sampling, ref(sampling._struct()))
 
     def set_grammar(self, grammar: Grammar | str | None) -> None:
         """Constrain what it says from its next token on; None lifts the constraint.
@@ -248,10 +251,10 @@ class Branch:
             It does not parse (line and column in the message); the grammar in force stays.
         """
         if grammar is None:
-            library().pyl_branch_set_grammar(self.store._ptr(), self._handle, None, 0, None)
+            self._call(library().pyl_branch_set_grammar, None, 0, None)
             return
         value = Grammar(grammar) if isinstance(grammar, str) else grammar
         raw = value.gbnf.encode()
         if not raw:
             raise errors.GrammarError("line 1, column 1: the grammar is empty")
-        library().pyl_branch_set_grammar(self.store._ptr(), self._handle, raw, len(raw), value.root.encode())
+        self._call(library().pyl_branch_set_grammar, raw, len(raw), value.root.encode())

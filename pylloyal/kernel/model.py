@@ -1,7 +1,6 @@
 """A loaded model: weights, vocabulary, chat template."""
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._ffi import capi
 from .._ffi.handle import Handle
 from .._ffi.load import library, take_text_at
+from .._ffi.memory import new, ref
 from .chat import ChatPrompt, Message, render
 from .vocab import Vocab
 
@@ -44,14 +44,14 @@ class Model(Handle):
 
     def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int = 0, mmap: bool = True, vocab_only: bool = False) -> None:
         lib = library()
-        params = capi.pyl_model_params(ctypes.sizeof(capi.pyl_model_params), gpu_layers, mmap, vocab_only)
+        params = new(capi.pyl_model_params, n_gpu_layers=gpu_layers, use_mmap=mmap, vocab_only=vocab_only)
         self.path = os.fspath(path)
         raw = os.fsencode(self.path)
         pointer = capi.pyl_model_p()
-        lib.pyl_model_open(ctypes.byref(pointer), raw, len(raw), ctypes.byref(params))
+        lib.pyl_model_open(ref(pointer), raw, len(raw), ref(params))
         super().__init__(pointer, lib.pyl_model_free)
-        self.info = capi.pyl_model_info(struct_size=ctypes.sizeof(capi.pyl_model_info))
-        lib.pyl_model_describe(pointer, ctypes.byref(self.info))
+        self.info = new(capi.pyl_model_info)
+        lib.pyl_model_describe(pointer, ref(self.info))
         self.vocab = Vocab(self)
 
     def __repr__(self) -> str:

@@ -1,10 +1,10 @@
 """How a branch draws its tokens."""
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
 from .._ffi import capi
+from .._ffi.memory import MASK64, new
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +51,10 @@ class Sampling:
         return cls(temperature=0.0)
 
     def _struct(self) -> capi.pyl_sampling:
-        return capi.pyl_sampling(
-            struct_size=ctypes.sizeof(capi.pyl_sampling), temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p,
+        return new(
+            capi.pyl_sampling, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p,
             penalty_repeat=self.penalty_repeat, penalty_frequency=self.penalty_frequency, penalty_presence=self.penalty_presence, penalty_last_n=self.penalty_last_n,
-            seed_mode=capi.SEED_KEEP if self.seed is None else capi.SEED_SET, seed=(self.seed or 0) & 0xFFFF_FFFF_FFFF_FFFF)
+            seed_mode=capi.SEED_KEEP if self.seed is None else capi.SEED_SET, seed=(self.seed or 0) & MASK64)
 
     @classmethod
     def _of(cls, s: capi.pyl_sampling) -> Sampling:

@@ -1,11 +1,9 @@
 """A store: one KV cache and the tree of branches that lives in it."""
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import enum
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -16,11 +14,13 @@ from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import library
+from .._ffi.memory import Runs, i32_array, new, ref, size, u32, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar
 from .model import Model
 from .sampling import Sampling
+from .turn import Turn
 
 T = TypeVar("T")
 KVType = Literal["f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
@@ -122,8 +122,8 @@ class Store(Handle):
     def __init__(self, model: Model, *, n_ctx: int | None = None, n_branches: int = 8, n_batch: int | None = None, n_threads: int | None = None,
                  flash_attn: bool | None = None, type_k: KVType = "f16", type_v: KVType = "f16") -> None:
         lib = library()
-        params = capi.pyl_store_params()
-        lib.pyl_store_params_init(ctypes.byref(params))
+        params = new(capi.pyl_store_params)
+        lib.pyl_store_params_init(ref(params))
         for name, value in (("n_ctx", n_ctx), ("n_branches", n_branches), ("n_batch", n_batch), ("n_threads", n_threads)):
             if value is not None:
                 if not 0 < value < 2**31:
@@ -135,13 +135,12 @@ class Store(Handle):
                 raise errors.InvalidArgumentError(f"{name} is {kind!r}; it must be one of f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl")
             setattr(params, name, getattr(capi, f"KV_{kind.upper()}"))
         pointer = capi.pyl_store_p()
-        lib.pyl_store_open(ctypes.byref(pointer), model._ptr(), ctypes.byref(params))
+        lib.pyl_store_open(ref(pointer), model._ptr(), ref(params))
         super().__init__(pointer, lib.pyl_store_free, parent=model)
         self.model = model
         self._lib = lib
         self._step = StepBuffers(params.n_branches)
-        self._inside = threading.Lock()
-        self._pressure = capi.pyl_pressure(struct_size=ctypes.sizeof(capi.pyl_pressure))
+        self._turn = Turn(self)
 
     def __repr__(self) -> str:
         return "<Store closed>" if self.is_closed else f"<Store of {self.model.path!r}>"
@@ -156,8 +155,9 @@ class Store(Handle):
         NoLeaseError, GrammarError, InvalidArgumentError
             Nothing was made.
         """
-        out = ctypes.c_uint64()
-        self._lib.pyl_branch_create(self._ptr(), ctypes.byref(out), start_pos, ctypes.byref((sampling or Sampling())._struct()))
+        out = u64()
+        with self._turn:
+            self._lib.pyl_branch_create(self._ptr(), ref(out), start_pos, ref((sampling or Sampling())._struct()))
         branch = Branch(self, out.value)
         if grammar is not None:
             try:
@@ -172,9 +172,10 @@ class Store(Handle):
         return self._list(0)
 
     def _list(self, parent: int) -> list[Branch]:
-        out = (ctypes.c_uint64 * self._step.n)()
-        n = ctypes.c_size_t()
-        self._lib.pyl_branch_list(self._ptr(), parent, out, self._step.n, ctypes.byref(n))
+        out = u64_room(self._step.n)
+        n = size()
+        with self._turn:
+            self._lib.pyl_branch_list(self._ptr(), parent, out, self._step.n, ref(n))
         return [Branch(self, handle) for handle in out[: n.value]]
 
     def prune(self, branches: Iterable[Branch]) -> None:
@@ -186,7 +187,8 @@ class Store(Handle):
             One has children that are not in the list; nothing was pruned.
         """
         handles = [self._own(branch) for branch in branches]
-        self._lib.pyl_branch_prune_n(self._ptr(), (ctypes.c_uint64 * len(handles))(*handles), len(handles))
+        with self._turn:
+            self._lib.pyl_branch_prune_n(self._ptr(), u64_array(handles), len(handles))
 
     def retain_only(self, branch: Branch) -> None:
         """Keep one branch and prune every other one."""
@@ -221,26 +223,20 @@ class Store(Handle):
         DecodeCancelledError
             :meth:`cancel` was called; whole dispatches landed.
         """
-        todo = [(self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs]
-        array = (capi.pyl_run * len(todo))()
-        for run, (handle, tokens) in zip(array, todo, strict=True):
-            run.struct_size, run.branch, run.n_tokens = ctypes.sizeof(capi.pyl_run), handle, len(tokens)
-            run.tokens = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        total = sum(len(tokens) for _, tokens in todo)
-        landed = dispatches = 0
-        n = ctypes.c_uint32()
-        self._need_cells(total)
-        with self._enter():
+        todo = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs)
+        self._need_cells(todo.total)
+        dispatches, n = 0, u32()
+        with self._turn:
             while True:
-                self._lib.pyl_prefill_n(self._ptr(), array, len(array), 1, ctypes.byref(n))
+                if self._turn.is_cancelled:  # asked for between two native calls
+                    state: errors.State = "advanced" if todo.landed else "unchanged"
+                    raise errors.DecodeCancelledError("cancelled between two dispatches", errors.Failure(capi.E_CANCELLED, state, 0, todo.landed > 0, None, None, None, ""))
+                self._lib.pyl_prefill_n(self._ptr(), todo.array, todo.n, 1, ref(n))
+                todo.advance()
                 dispatches += n.value
-                for run in array:
-                    run.tokens = ctypes.cast(ctypes.addressof(run.tokens.contents) + 4 * run.n_landed, ctypes.POINTER(ctypes.c_int32)) if run.n_landed else run.tokens
-                    run.n_tokens -= run.n_landed
-                    landed += run.n_landed
                 if progress is not None and n.value:
-                    progress(landed, total)
-                if landed >= total:
+                    progress(todo.landed, todo.total)
+                if todo.landed >= todo.total:
                     return dispatches
 
     def sample(self, branches: Sequence[Branch]) -> list[int]:
@@ -251,11 +247,11 @@ class Store(Handle):
         NoLogitsError, NothingLegalError
             With the ``index`` of the branch; no random stream has advanced.
         """
-        with self._enter():
+        with self._turn:
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
             self._lib.pyl_sample_n(self._ptr(), step.branches, n, step.tokens)
-            return step.token_view[:n].tolist()
+            return list(step.token_view[:n].tolist())
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
         """Decode one token for each branch, in one dispatch; their grammars and penalty windows take it too.
@@ -269,7 +265,7 @@ class Store(Handle):
         """
         if len(branches) != len(tokens):
             raise errors.InvalidArgumentError(f"{len(branches)} branches but {len(tokens)} tokens")
-        with self._enter():
+        with self._turn:
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
             step.token_view[:n] = tokens
@@ -296,7 +292,7 @@ class Store(Handle):
         """
         if n_steps < 1:
             raise errors.InvalidArgumentError(f"n_steps is {n_steps}; it must be 1 or more")
-        with self._enter():
+        with self._turn:
             step = self._buffers(len(branches))
             step.reserve_steps(n_steps)
             n = len(branches)
@@ -305,7 +301,7 @@ class Store(Handle):
             lanes["max_tokens"] = 0 if max_tokens is None else max_tokens
             tick = step.tick
             tick.n_steps = n_steps
-            stops = (ctypes.c_int32 * len(stop))(*stop) if stop else None
+            stops = i32_array(stop) if stop else None
             tick.stop_tokens, tick.n_stop_tokens = stops, len(stop)
             pointer = self._ptr()
 
@@ -338,13 +334,14 @@ class Store(Handle):
 
     def pressure(self) -> Pressure:
         """Live numbers; may be asked from any thread, also while another one is decoding."""
-        p = capi.pyl_pressure(struct_size=ctypes.sizeof(capi.pyl_pressure))
-        self._lib.pyl_store_pressure(self._ptr(), ctypes.byref(p))
+        p = new(capi.pyl_pressure)
+        self._lib.pyl_store_pressure(self._ptr(), ref(p))
         return Pressure(p.n_ctx, p.n_batch, p.n_threads, p.cells_used, p.cells_remaining, p.leases_used, p.leases_remaining, p.flash_attn == capi.FLASH_ATTN_ON,
                         p.n_dispatches, p.n_tokens_decoded, p.n_tokens_sampled, p.decode_s, p.sample_s)
 
     def cancel(self) -> None:
         """Stop the call another thread is in at its next dispatch boundary; with none running, nothing happens."""
+        self._turn.is_cancelled = True
         self._lib.pyl_store_cancel(self._ptr())
 
     # ---------------------------------------------------------------------------------------------------------- helpers
@@ -377,16 +374,6 @@ class Store(Handle):
         if array.size and (array.min() < 0 or array.max() >= len(self.model.vocab)):
             raise errors.InvalidArgumentError(f"a token id is outside the vocabulary of {len(self.model.vocab)}")
         return np.ascontiguousarray(array, np.int32)
-
-    @contextlib.contextmanager
-    def _enter(self) -> Iterator[None]:
-        """Keeps two Python threads from sharing the step buffers; the kernel would refuse the second one too."""
-        if not self._inside.acquire(blocking=False):
-            raise errors.BusyError("another thread is inside this store; one call at a time")
-        try:
-            yield
-        finally:
-            self._inside.release()
 
     def _interruptibly(self, call: Callable[[], None]) -> None:
         """Run a long native call so that Ctrl-C reaches Python: on a thread of its own, cancelled and waited for."""

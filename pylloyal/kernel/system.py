@@ -1,13 +1,13 @@
 """What the library is and what it can use."""
 from __future__ import annotations
 
-import ctypes
 import enum
 import json
 from typing import Any
 
 from .._ffi import capi
 from .._ffi.load import library, library_path, take_text
+from .._ffi.memory import new, ref, u64
 
 
 class LogLevel(enum.IntEnum):
@@ -29,8 +29,8 @@ def system_info() -> dict[str, Any]:
 
 def drain_logs() -> list[str]:
     """Log lines collected since the last call, ``"LEVEL text"``, oldest first; a last line says how many were dropped, if any."""
-    dropped = ctypes.c_uint64()
-    lines = take_text(library().pyl_log_drain, ctypes.byref(dropped)).decode("utf-8", "replace").splitlines()
+    dropped = u64()
+    lines = take_text(library().pyl_log_drain, ref(dropped)).decode("utf-8", "replace").splitlines()
     return [*lines, f"WARNING {dropped.value} older lines were dropped"] if dropped.value else lines
 
 
@@ -41,6 +41,6 @@ def set_log_level(level: LogLevel) -> None:
 
 def live_objects() -> dict[str, int]:
     """Number of native objects alive in this process, for leak tests."""
-    live = capi.pyl_live(struct_size=ctypes.sizeof(capi.pyl_live))
-    library().pyl_live_objects(ctypes.byref(live))
-    return {name: getattr(live, name) for name, _ in live._fields_[1:]}
+    live = new(capi.pyl_live)
+    library().pyl_live_objects(ref(live))
+    return {name: getattr(live, name) for name in ("models", "weights", "stores", "contexts", "branches", "grammars", "texts")}

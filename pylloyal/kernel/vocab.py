@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import codecs
-import ctypes
 import enum
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from .._ffi import capi
 from .._ffi.load import library, take_text_at
+from .._ffi.memory import i32_array, i32_room, ref, size, u32_room
 
 if TYPE_CHECKING:
     from .model import Model
@@ -44,7 +44,7 @@ class Vocab:
         self.adds_bos = bool(info.add_bos)
 
     def __len__(self) -> int:
-        return self.size
+        return int(self.size)
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Tokens of a text.
@@ -67,18 +67,18 @@ class Vocab:
         raw = text.encode("utf-8", "surrogatepass")
         flags = capi.TOKENIZE_ADD_SPECIAL * add_special | capi.TOKENIZE_PARSE_SPECIAL * parse_special
         room = len(raw) + 8  # a token is at least a byte of text, but for the special ones around it
-        n = ctypes.c_size_t()
+        n = size()
         while True:
-            tokens = (ctypes.c_int32 * room)()
+            tokens = i32_room(room)
             lib, pointer = library(), self._model._ptr()
             try:
-                lib.pyl_tokenize(pointer, raw, len(raw), flags, tokens, room, ctypes.byref(n))
+                lib.pyl_tokenize(pointer, raw, len(raw), flags, tokens, room, ref(n))
             except ValueError:
                 if n.value <= room:
                     raise
                 room = n.value
                 continue
-            return tokens[: n.value]
+            return list(tokens[: n.value])
 
     def decode_bytes(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of tokens, exactly; they may end in mid-character.
@@ -89,8 +89,7 @@ class Vocab:
             Show control tokens as their text; off, they are left out.
         """
         ids = tokens if isinstance(tokens, Sequence) else list(tokens)
-        array = (ctypes.c_int32 * len(ids))(*ids)
-        return take_text_at(library().pyl_detokenize, 4, self._model._ptr(), array, len(ids), capi.DETOKENIZE_SPECIAL * special)
+        return take_text_at(library().pyl_detokenize, 4, self._model._ptr(), i32_array(ids), len(ids), capi.DETOKENIZE_SPECIAL * special)
 
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """The text of tokens; bytes that are not UTF-8 become U+FFFD. For text as it comes, see :meth:`stream`."""
@@ -102,8 +101,8 @@ class Vocab:
 
     def flags(self, tokens: Sequence[int]) -> list[TokenFlags]:
         """Kind of each token."""
-        array, out = (ctypes.c_int32 * len(tokens))(*tokens), (ctypes.c_uint32 * len(tokens))()
-        library().pyl_token_flags(self._model._ptr(), array, len(tokens), out)
+        out = u32_room(len(tokens))
+        library().pyl_token_flags(self._model._ptr(), i32_array(tokens), len(tokens), out)
         return [TokenFlags(f) for f in out]
 
     def ends_generation(self, token: int) -> bool:

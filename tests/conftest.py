@@ -1,0 +1,41 @@
+"""Fixtures shared by all tests; children started by tests find the package through PYTHONPATH."""
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+os.environ["PYTHONPATH"] = str(ROOT)
+
+import pylloyal  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def stub() -> Iterator[pylloyal.Model]:
+    """The engine without weights: its logits are a hash of the cells a branch can see."""
+    with pylloyal.Model("stub:n_vocab=300") as model:
+        yield model
+
+
+@pytest.fixture
+def model(stub: pylloyal.Model) -> pylloyal.Model:
+    """The model the kernel suite runs on; tests/integration puts a tiny real one in its place."""
+    return stub
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Every test gives back what it opened (session-wide models aside)."""
+    before = pylloyal.live_objects()
+    yield
+    import gc
+
+    gc.collect()
+    after = pylloyal.live_objects()
+    for kind in ("stores", "contexts", "branches", "grammars", "texts"):
+        assert after[kind] <= before[kind], f"{after[kind] - before[kind]} {kind} were left behind"

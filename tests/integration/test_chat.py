@@ -1,0 +1,133 @@
+"""Chat templates: the model's own or an error in the template's own words, never another in its place."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tiny_models import CHATML
+
+from pylloyal import Model, errors
+
+USER = {"role": "user", "content": "hello"}
+TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+HERMES = """{%- if tools %}{{- '<|im_start|>system\\n' }}{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n\\n' }}{%- endif %}{{- '# Tools\\n<tools>' }}
+{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}{{- '\\n</tools>\\nAnswer a call as <tool_call>{\\"name\\": ..., \\"arguments\\": ...}</tool_call><|im_end|>\\n' }}{%- endif %}
+{%- for message in messages %}{%- if message.role == 'assistant' and message.tool_calls %}{{- '<|im_start|>assistant\\n' + (message.content or '') }}
+{%- for call in message.tool_calls %}{{- '<tool_call>\\n{\\"name\\": \\"' + call.function.name + '\\", \\"arguments\\": ' + (call.function.arguments | tojson) + '}\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}
+{%- elif message.role == 'tool' %}{{- '<|im_start|>user\\n<tool_response>\\n' + message.content + '\\n</tool_response><|im_end|>\\n' }}
+{%- elif not (tools and loop.first and message.role == 'system') %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
+
+def test_a_conversation(tiny: Model) -> None:
+    chat = tiny.chat([{"role": "system", "content": "Be brief."}, USER, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "bye"}])
+    turns = [("system", "Be brief."), ("user", "hello"), ("assistant", "hi"), ("user", "bye")]
+    assert chat.prompt == "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
+    assert chat.generation_prompt == "<|im_start|>assistant\n"
+    assert (chat.grammar, chat.notes, chat.add_special) == ("", [], False)
+    assert tiny.vocab.decode(chat.tokens(), special=True) == chat.prompt
+    assert tiny.chat([USER], add_generation_prompt=False).prompt == "<|im_start|>user\nhello<|im_end|>\n"
+    assert chat.parse("the answer").content == "the answer"
+
+
+def test_content_of_none_is_empty(tiny: Model) -> None:
+    assert tiny.chat([{"role": "user", "content": None}]).prompt == tiny.chat([{"role": "user", "content": ""}]).prompt
+    assert "None" not in tiny.chat([{"role": "user", "content": None}]).prompt
+    assert tiny.chat([{"role": "user"}]).prompt == tiny.chat([{"role": "user", "content": ""}]).prompt
+
+
+def test_content_parts(tiny: Model) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert "<|im_start|>user\none\ntwo<|im_end|>" in tiny.chat([{"role": "user", "content": parts}]).prompt
+    with pytest.raises(errors.FormatError, match="image_url"):
+        tiny.chat([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}])
+
+
+@pytest.mark.parametrize("template", [None, ""])
+def test_no_template_is_an_error_not_chatml(tiny_with: Callable[..., Model], template: str | None) -> None:
+    model = tiny_with(template=template)
+    with pytest.raises(errors.TemplateError, match="no chat template"):
+        model.chat([USER])
+    assert model.chat([USER], template=CHATML).prompt.startswith("<|im_start|>user")
+
+
+def test_a_tool_template_does_not_stand_in_for_a_missing_one(tiny_with: Callable[..., Model]) -> None:
+    with pytest.raises(errors.TemplateError, match="no chat template"):
+        tiny_with(template=None, metadata={"tokenizer.chat_template.tool_use": CHATML}).chat([USER])
+
+
+def test_a_template_that_does_not_parse(tiny_with: Callable[..., Model]) -> None:
+    for bad in ("{% for m in messages %}{{ m.content }", "{{ 'a' ", "{% nonsense %}"):
+        with pytest.raises(errors.TemplateError, match="does not parse: .+"):
+            tiny_with(template=bad).chat([USER])
+    model = tiny_with(template=CHATML, metadata={"tokenizer.chat_template.tool_use": "{% if %}"})
+    with pytest.raises(errors.TemplateError, match="tool template does not parse"):
+        model.chat([USER])
+
+
+def test_a_template_that_raises_is_quoted(tiny_with: Callable[..., Model]) -> None:
+    words = "Conversation roles must alternate user/assistant!"
+    source = "{% for m in messages %}{% if m.role == 'assistant' and loop.first %}{{ raise_exception('" + words + "') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    model = tiny_with(template=source)
+    with pytest.raises(errors.TemplateError, match=words):
+        model.chat([{"role": "assistant", "content": "I begin"}])
+    assert "[user]hello" in model.chat([USER]).prompt  # and it still works for what it can take
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama3", "{ not jinja }"])
+def test_a_template_is_given_as_source_not_by_name(tiny: Model, name: str) -> None:
+    with pytest.raises(errors.TemplateError, match="source"):
+        tiny.chat([USER], template=name)
+
+
+def test_what_a_template_cannot_take_is_refused(tiny: Model, tiny_with: Callable[..., Model]) -> None:
+    with pytest.raises(errors.TemplateError, match="tools"):
+        tiny.chat([USER], tools=[TOOL])
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]}
+    with pytest.raises(errors.TemplateError, match="tool calls"):
+        tiny.chat([USER, call])
+    no_system = tiny_with(template="{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    with pytest.raises(errors.TemplateError, match="no system message"):
+        no_system.chat([{"role": "system", "content": "Be brief."}])
+    merged = no_system.chat([{"role": "system", "content": "Be brief."}, USER])
+    assert "[user]Be brief.\nhello" in merged.prompt
+    assert len(merged.notes) == 1
+
+
+def test_tools(tiny_with: Callable[..., Model]) -> None:
+    model = tiny_with(template=HERMES)
+    chat = model.chat([USER], tools=[TOOL])
+    assert "weather" in chat.prompt
+    assert chat.grammar
+    assert chat.grammar_lazy
+    assert chat.triggers
+    said = chat.parse('<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
+    assert [c["function"]["name"] for c in said.tool_calls] == ["weather"]
+    assert "Oslo" in said.tool_calls[0]["function"]["arguments"]
+    assert model.chat([USER], tools=[TOOL], tool_choice="none").grammar == ""
+    forced = model.chat([USER], tools=[TOOL], tool_choice="required")
+    assert forced.grammar
+    assert not forced.grammar_lazy
+    with model.store(n_ctx=2048, n_threads=1) as store:
+        root = store.root(grammar=forced.grammar)
+        root.prefill(forced)
+        assert root.sample() >= 0
+
+
+def test_requests_that_make_no_sense(tiny: Model) -> None:
+    cases = [
+        ({"messages": []}, "at least one"), ({"messages": [{"content": "x"}]}, "role"), ({"messages": [{"role": "user", "content": 3}]}, "content"),
+        ({"messages": [{**USER, "contents": "typo"}]}, "contents"), ({"messages": [USER], "tool_choice": "maybe"}, "tool_choice"),
+        ({"messages": [USER], "reasoning_format": "loud"}, "reasoning"), ({"messages": [USER], "parser": "magic"}, "parser"),
+        ({"messages": [USER], "template_kwargs": [1]}, "template_kwargs"), ({"messages": [USER], "enable_thinking": "yes"}, "enable_thinking"),
+    ]
+    for request, words in cases:
+        options = {k: v for k, v in request.items() if k != "messages"}
+        with pytest.raises(errors.FormatError, match=words):
+            tiny.chat(request["messages"], **options)  # type: ignore[arg-type]
+
+
+def test_template_kwargs_reach_the_template(tiny_with: Callable[..., Model]) -> None:
+    model = tiny_with(template="{% for m in messages %}{{ mood }}:{{ m.content }};{% endfor %}")
+    assert "glad:hello" in model.chat([USER], template_kwargs={"mood": "glad"}).prompt
+    assert model.chat([USER], template_kwargs={"mood": "glad"}, parser="content").parse("as it is").content == "as it is"

@@ -1,0 +1,94 @@
+"""Build libpylloyal with one of the presets of ``libsrc/CMakePresets.json`` and put it into the package.
+
+    python tools/build_lib.py [native | cpu | stub | asan] [--test]
+
+The first build of a preset compiles llama.cpp into the per-user cache (minutes); every later one takes seconds. Standard
+library only; cmake (and ninja, if there is one) are taken from the running Python's environment first.
+"""
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from _cache import cache_dir
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBSRC = ROOT / "libsrc"
+
+
+class BuildError(Exception):
+    """The library could not be built; the message says why."""
+
+
+def program(name: str) -> str | None:
+    """A program of this environment, or of the PATH."""
+    beside = Path(sys.executable).parent / (name + (".exe" if os.name == "nt" else ""))
+    return str(beside) if beside.exists() else shutil.which(name)
+
+
+def _watch(stop: threading.Event) -> None:
+    """Say now and then how far the engine's compilation is: its output goes to a log in the cache."""
+    started, said = time.time(), ""
+    while not stop.wait(15):
+        logs = [p for p in (cache_dir() / "engine").glob("*.log") if p.stat().st_mtime >= started]
+        for log in sorted(logs, key=lambda p: p.stat().st_mtime)[-1:]:
+            with open(log, "rb") as file:
+                file.seek(max(0, log.stat().st_size - 4096))
+                lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.startswith("[")]
+            if lines and lines[-1] != said:
+                said = lines[-1]
+                print(f"   {time.time() - started:4.0f} s  {said.split(']')[0]}] of llama.cpp", flush=True)
+
+
+def build(preset: str, install: bool = True) -> Path:
+    """Configure, build and install; returns the build folder.
+
+    Raises
+    ------
+    BuildError
+        No cmake, or it failed (its output has been printed).
+    """
+    cmake = program("cmake")
+    if cmake is None:
+        raise BuildError("cmake was not found; `python3 tools/bootstrap.py lib` brings its own")
+    folder = ROOT / "build" / preset
+    generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if (ninja := program("ninja")) and not (folder / "Makefile").exists() else []
+    stop = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(stop,), daemon=True)
+    watcher.start()
+    try:
+        for command in ([cmake, "--preset", preset, *generator, f"-DPython3_EXECUTABLE={sys.executable}"], [cmake, "--build", str(folder), "--parallel"],
+                        *([[cmake, "--install", str(folder), "--prefix", str(ROOT), "--component", "python"]] if install else [])):
+            if code := subprocess.run(command, cwd=LIBSRC, check=False, stdout=subprocess.DEVNULL if "--install" in command else None).returncode:
+                raise BuildError(f"`{' '.join(command)}` failed with exit status {code}")
+    finally:
+        stop.set()
+        watcher.join()
+    return folder
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", nargs="?", default="native", choices=["native", "cpu", "stub", "asan"])
+    parser.add_argument("--test", action="store_true", help="run its C and C++ tests instead of putting it into the package")
+    args = parser.parse_args(argv)
+    try:
+        folder = build(args.preset, install=not args.test)
+        if args.test:
+            return subprocess.run([program("ctest") or "ctest", "--test-dir", str(folder), "--output-on-failure"], check=False).returncode
+    except BuildError as error:
+        print(f"build_lib: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Build the portable wheel and use it as a stranger would: an empty environment, outside the clone.
+
+    python tools/check_wheel.py [--out FOLDER]
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+USE = """
+import json, pylloyal
+with pylloyal.Model("stub:") as model, model.store(n_ctx=64) as store:
+    root = store.root(sampling=pylloyal.Sampling.greedy())
+    root.prefill("hello")
+    kids = root.fork(3)
+    done = store.tick(kids, n_steps=4)
+    assert len({tuple(t) for t in done.tokens}) == 1, done
+    assert store.pressure().cells_used == 6 + sum(map(len, done.tokens)), store.pressure()
+print(json.dumps({"include": pylloyal.get_include(), "library": pylloyal.get_library(), "version": pylloyal.__version__}))
+"""
+
+
+def run(*command: str, cwd: str | None = None) -> str:
+    # Nothing of the clone may help: no PYTHONPATH, no library by name.
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYLLOYAL_LIBRARY")}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+        sys.exit(f"check_wheel: `{' '.join(command)[:200]}` failed")
+    return done.stdout
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        run(sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-w", scratch, "-C", "cmake.define.PYL_CPU=portable")
+        wheel, = Path(scratch).glob("*.whl")
+        if not wheel.name.startswith("pylloyal-") or "-py3-none-" not in wheel.name or wheel.name.endswith("-any.whl"):
+            sys.exit(f"check_wheel: {wheel.name} is not named py3-none-<platform>")
+        names = zipfile.ZipFile(wheel).namelist()
+        libraries = [n for n in names if n.endswith((".so", ".dylib", ".dll"))]
+        holds = {"one library": len(libraries) == 1, "the licence": any(n.endswith("licenses/LICENSE") for n in names),
+                 "the notices": any(n.endswith("THIRD_PARTY_NOTICES.txt") for n in names), "the header": "pylloyal/include/pylloyal.h" in names}
+        for what, there in holds.items():
+            if not there:
+                sys.exit(f"check_wheel: the wheel lacks {what}; it holds {names}")
+        run(sys.executable, "-m", "venv", f"{scratch}/env")
+        python = str(Path(scratch) / "env" / ("Scripts" if os.name == "nt" else "bin") / "python")
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(numpy_only(Path(scratch))))
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel))
+        used = json.loads(run(python, "-W", "error", "-c", USE, cwd=scratch).splitlines()[-1])
+        info = json.loads(run(str(Path(python).with_name("pylloyal")), "info", "--json", cwd=scratch))
+        if not used["library"].startswith(str(Path(scratch).resolve())) or info["engine"]["cpu"] != "portable" or not (Path(used["include"]) / "pylloyal.h").exists():
+            sys.exit(f"check_wheel: the installed package is not self-contained: {used} {info}")
+        args.out.mkdir(exist_ok=True)
+        (args.out / wheel.name).write_bytes(wheel.read_bytes())
+        size = zipfile.ZipFile(wheel).getinfo(libraries[0]).file_size
+        print(f"{args.out.name}/{wheel.name}: {wheel.stat().st_size / 2**20:.1f} MB, installed and used in an empty environment; library {size / 2**20:.1f} MB")
+    return 0
+
+
+def numpy_only(folder: Path) -> Path:
+    """The lock's lines for numpy alone: what a user of the wheel gets, hash-checked."""
+    text = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    blocks = [block for block in text.replace("\\\n", "\0").splitlines() if block.startswith("numpy==")]
+    path = folder / "numpy.txt"
+    path.write_text("\n".join(blocks).replace("\0", "\\\n") + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import errors
 from .._ffi.load import library, take_text_at
 
 if TYPE_CHECKING:
@@ -90,5 +91,8 @@ class ChatPrompt:
 
 
 def render(model: Model, messages: Sequence[Message], options: Mapping[str, Any]) -> ChatPrompt:
-    request = json.dumps({"messages": list(messages), **{k: v for k, v in options.items() if v is not None}}).encode()
+    try:
+        request = json.dumps({"messages": list(messages), **{k: v for k, v in options.items() if v is not None}}).encode()
+    except (TypeError, ValueError) as error:
+        raise errors.FormatError(f"chat request: not JSON: {error}") from error
     return ChatPrompt(**json.loads(take_text_at(library().pyl_chat_render, 3, model._ptr(), request, len(request))), _model=model)

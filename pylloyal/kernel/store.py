@@ -1,6 +1,7 @@
 """A store: one KV cache and the tree of branches that lives in it."""
 from __future__ import annotations
 
+import contextlib
 import enum
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -271,15 +272,16 @@ class Store(Handle):
             step.token_view[:n] = tokens
             self._lib.pyl_commit_n(self._ptr(), step.branches, step.tokens, n)
 
-    def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int] | None = None, stop: Sequence[int] = ()) -> Ticks:
+    def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int | None] | None = None, stop: Sequence[int] = ()) -> Ticks:
         """Advance branches together: draw, set aside those that end, decode the others in one dispatch; up to ``n_steps`` times.
 
         Parameters
         ----------
         n_steps : int
-            Ticks to run in one native call. With more than one, Ctrl-C cancels at the next tick.
-        max_tokens : int or sequence of int, optional
-            Most tokens to take in this call, for all or for each branch.
+            Ticks to run in one native call. With more than one, Ctrl-C cancels at the next tick, and the KeyboardInterrupt's
+            ``result`` holds the :class:`Ticks` before it.
+        max_tokens : int or sequence of int or None, optional
+            Most tokens to take in this call, 1 or more, for all or for each branch.
         stop : sequence of int
             Token ids that end a branch like an end-of-generation token: drawn, not decoded.
 
@@ -298,7 +300,7 @@ class Store(Handle):
             n = len(branches)
             lanes = step.lane_view[:n]
             lanes["branch"] = [self._own(branch) for branch in branches]
-            lanes["max_tokens"] = 0 if max_tokens is None else max_tokens
+            lanes["max_tokens"] = _limits(max_tokens, n)
             tick = step.tick
             tick.n_steps = n_steps
             stops = i32_array(stop) if stop else None
@@ -314,7 +316,11 @@ class Store(Handle):
                 else:
                     run()
             except errors.DecodeError as error:
-                error.result = self._ticks(step, n, n_steps)
+                if error.state != "unchanged":
+                    error.result = self._ticks(step, n, n_steps)
+                raise
+            except KeyboardInterrupt as error:
+                error.result = self._ticks(step, n, n_steps)  # type: ignore[attr-defined]
                 raise
             return self._ticks(step, n, n_steps)
 
@@ -389,18 +395,28 @@ class Store(Handle):
                 caught.append(error)
 
         thread = threading.Thread(target=body, name="pylloyal-tick")
-        thread.start()
-        interrupt: KeyboardInterrupt | None = None
-        while thread.is_alive():
-            try:
-                thread.join()
-            except KeyboardInterrupt as error:
-                interrupt = error
-                self.cancel()
-        if interrupt is not None:
-            raise interrupt
+        try:
+            thread.start()
+            thread.join()
+        except KeyboardInterrupt:
+            self.cancel()
+            raise
+        finally:  # whatever happens, nobody is inside any more when this returns
+            while thread.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    thread.join()
         if caught:
             raise caught[0]
 
 
 _FINISH: Final[list[Finish | None]] = [None, *Finish]
+
+
+def _limits(max_tokens: int | Sequence[int | None] | None, n: int) -> list[int] | int:
+    """The kernel's form of ``max_tokens``: 0 for no limit."""
+    if max_tokens is None:
+        return 0
+    limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
+    if len(limits) != n or any(limit is not None and limit < 1 for limit in limits):
+        raise errors.InvalidArgumentError(f"max_tokens is {max_tokens!r}; it must be 1 or more, for all or for each of {n} branches")
+    return [limit or 0 for limit in limits]

@@ -116,7 +116,7 @@ def test_tools(tiny_with: Callable[..., Model]) -> None:
 
 def test_requests_that_make_no_sense(tiny: Model) -> None:
     cases = [
-        ({"messages": []}, "at least one"), ({"messages": [{"content": "x"}]}, "role"), ({"messages": [{"role": "user", "content": 3}]}, "content"),
+        ({"messages": []}, "at least one"), ({"messages": [{"role": "user", "content": b"raw"}]}, "not JSON"), ({"messages": [{"role": "user", "content": "\ud800"}]}, "not JSON"), ({"messages": [{"content": "x"}]}, "role"), ({"messages": [{"role": "user", "content": 3}]}, "content"),
         ({"messages": [{**USER, "contents": "typo"}]}, "contents"), ({"messages": [USER], "tool_choice": "maybe"}, "tool_choice"),
         ({"messages": [USER], "reasoning_format": "loud"}, "reasoning"), ({"messages": [USER], "parser": "magic"}, "parser"),
         ({"messages": [USER], "template_kwargs": [1]}, "template_kwargs"), ({"messages": [USER], "enable_thinking": "yes"}, "enable_thinking"),

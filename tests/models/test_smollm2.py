@@ -135,5 +135,5 @@ def test_two_different_llama_cpp_in_one_process(smollm2_path: Path, order: str) 
     done = subprocess.run([sys.executable, "-c", BESIDE, str(smollm2_path), os.environ["PYLLOYAL_FOREIGN"], order], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("ANSWERS"))
-    answers = eval(line.removeprefix("ANSWERS "))  # noqa: S307
+    answers = eval(line.removeprefix("ANSWERS "))
     assert answers[0].strip() == answers[1].strip() != ""

@@ -210,6 +210,8 @@ def test_bad_arguments_change_nothing(model: Model, store: Store) -> None:
         "two dimensions": lambda: a.prefill(np.array([[1]])),
         "stop token": lambda: store.tick([a], stop=[n]),
         "no steps": lambda: store.tick([a], n_steps=0),
+        "no tokens": lambda: store.tick([a], max_tokens=0),
+        "limits for others": lambda: store.tick([a, b], max_tokens=[1]),
         "too many seeds": lambda: a.fork(2, seed=[1, 2, 3]),
         "negative fork": lambda: a.fork(-1),
         "negative start": lambda: store.root(start_pos=-1),
@@ -391,7 +393,7 @@ def test_lanes_end_for_their_own_reasons(store: Store) -> None:
     stop_at = next(i for i in range(1, 6) if text[i] not in text[:i])
     stopped, counted, going = root.fork(3)
     before = store.pressure().n_dispatches
-    done = store.tick([stopped, counted, going], n_steps=6, max_tokens=[0, 1, 0], stop=[text[stop_at]])
+    done = store.tick([stopped, counted, going], n_steps=6, max_tokens=[None, 1, None], stop=[text[stop_at]])
     assert done.tokens == [text[:stop_at], text[:1], text[:stop_at]]
     assert done.finish == [Finish.STOP, Finish.LENGTH, Finish.STOP]
     assert (done.n_ticks, done.n_dispatches) == (stop_at + 1, stop_at)

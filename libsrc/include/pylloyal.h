@@ -67,7 +67,7 @@ PYL_API int32_t pyl_abi_layout(pyl_text ** out);
 PYL_API int32_t pyl_build_info(pyl_text ** out);
 
 /* The devices the engine can use, as JSON [{name, description, kind (cpu|gpu|igpu|accel), total_bytes, free_bytes}]. A pair
- * of zeros, or free == total on an accelerator, means unknown, not empty. Owned (pyl_text_free). Thread: any. */
+ * of zeros, or free == total on an accelerator, means unknown, not empty; so does free 0 on a CPU. Owned (pyl_text_free). Thread: any. */
 PYL_API int32_t pyl_devices(pyl_text ** out);
 
 /* The bytes of a text (also NUL-terminated) and their number without the NUL. Borrowed until pyl_text_free. Thread: any. */

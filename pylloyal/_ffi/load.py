@@ -74,25 +74,30 @@ def candidates() -> list[Path]:
 
 
 def machine_of(path: Path) -> str:
-    """The processor a library file was built for, as far as its header tells."""
-    with open(path, "rb") as file:
-        head = file.read(4096)
+    """What a file is: the processor a library was built for, as far as its header tells, or that it is none."""
+    if path.is_dir():
+        return "a folder"
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
     if head[:4] == b"\x7fELF" and len(head) >= 20:
-        return {3: "x86", 40: "arm", 62: "x86-64", 183: "arm64", 243: "riscv64"}.get(struct.unpack_from("<H", head, 18)[0], "unknown") + " ELF"
+        return "an ELF library for " + {3: "x86", 40: "arm", 62: "x86-64", 183: "arm64", 243: "riscv64"}.get(struct.unpack_from("<H", head, 18)[0], "an unknown machine")
     if head[:4] == b"\xcf\xfa\xed\xfe":
-        return {0x01000007: "x86-64", 0x0100000C: "arm64"}.get(struct.unpack_from("<I", head, 4)[0], "unknown") + " Mach-O"
+        return "a Mach-O library for " + {0x01000007: "x86-64", 0x0100000C: "arm64"}.get(struct.unpack_from("<I", head, 4)[0], "an unknown machine")
     if head[:2] == b"MZ" and len(head) >= 64:
         at = struct.unpack_from("<I", head, 60)[0]
         if at + 6 <= len(head):
-            return {0x8664: "x86-64", 0xAA64: "arm64", 0x14C: "x86"}.get(struct.unpack_from("<H", head, at + 4)[0], "unknown") + " DLL"
-    return "not a library"
+            return "a DLL for " + {0x8664: "x86-64", 0xAA64: "arm64", 0x14C: "x86"}.get(struct.unpack_from("<H", head, at + 4)[0], "an unknown machine")
+    return "not a library at all"
 
 
 def _why(path: Path, error: OSError) -> str:
     """One line on why ``path`` did not load."""
     if not path.exists():
         return f"{path}: no such file"
-    return f"{path}: {error} (a {machine_of(path)} file; this Python is {platform.machine()} {platform.system()})"
+    return f"{path}: it is {machine_of(path)}, this Python runs on {platform.machine()} {platform.system()}; the system says: {error}"
 
 
 def _check(result: int, _function: Any, _arguments: Any) -> int:

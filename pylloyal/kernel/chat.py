@@ -2,10 +2,15 @@
 
 There is no fallback: a model without a template, a template that does not parse or raises, and a request the template cannot
 take are :class:`~pylloyal.errors.TemplateError`, in the template's own words.
+
+What users and tools say stays text. A control token spelled out in their messages ("<|im_end|>") would end their turn once the
+rendered prompt is tokenised; such a message goes through the template as a placeholder, and is tokenised on its own, inert.
 """
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,7 +47,7 @@ class ChatPrompt:
     Attributes
     ----------
     prompt : str
-        The text to prefill; :meth:`tokens` gives it as the model wants it.
+        The text to prefill, to look at; :meth:`tokens` gives it as the model wants it.
     generation_prompt : str
         The end of it that opens the assistant's turn.
     grammar : str
@@ -67,10 +72,12 @@ class ChatPrompt:
     parser: dict[str, Any]
     notes: list[str]
     _model: Model
+    _pieces: list[str]  # the prompt cut up: the template's own text, a user's words to be kept inert, the template's, ...
 
     def tokens(self) -> list[int]:
-        """The prompt's tokens: control tokens read as such, and the model's own special tokens added."""
-        return self._model.vocab.encode(self.prompt, add_special=self.add_special, parse_special=True)
+        """The prompt's tokens: control tokens of the template read as such, the model's own special tokens added."""
+        encode = self._model.vocab.encode
+        return [token for i, piece in enumerate(self._pieces) for token in encode(piece, add_special=self.add_special and i == 0, parse_special=i % 2 == 0)]
 
     def parse(self, text: str, *, partial: bool = False) -> ChatMessage:
         """Take apart what the model wrote after this prompt.
@@ -91,8 +98,37 @@ class ChatPrompt:
 
 
 def render(model: Model, messages: Sequence[Message], options: Mapping[str, Any]) -> ChatPrompt:
+    shielded, words = _shield(model, messages)
     try:
-        request = json.dumps({"messages": list(messages), **{k: v for k, v in options.items() if v is not None}}).encode()
+        request = json.dumps({"messages": shielded, **{k: v for k, v in options.items() if v is not None}}).encode()
     except (TypeError, ValueError) as error:
         raise errors.FormatError(f"chat request: not JSON: {error}") from error
-    return ChatPrompt(**json.loads(take_text_at(library().pyl_chat_render, 3, model._ptr(), request, len(request))), _model=model)
+    found = json.loads(take_text_at(library().pyl_chat_render, 3, model._ptr(), request, len(request)))
+    pieces = re.split("(" + "|".join(words) + ")", found["prompt"]) if words else [found["prompt"]]
+    if len(set(pieces[1::2])) != len(words):
+        raise errors.TemplateError("a message spells out control tokens, and the chat template does not pass its text through unchanged, so they cannot be kept inert")
+    pieces = [words.get(piece, piece) for piece in pieces]
+    return ChatPrompt(**{**found, "prompt": "".join(pieces)}, _model=model, _pieces=pieces)
+
+
+def _shield(model: Model, messages: Sequence[Message]) -> tuple[list[Message], dict[str, str]]:
+    """The messages with placeholders for texts of users and tools that spell out control tokens, and what they stand for."""
+    words: dict[str, str] = {}
+
+    def shield(text: Any) -> Any:
+        if not isinstance(text, str) or not model.vocab.spells_control(text):
+            return text
+        placeholder = f"x{secrets.token_hex(16)}x"
+        words[placeholder] = text
+        return placeholder
+
+    out: list[Message] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping) or message.get("role") not in ("user", "tool"):
+            out.append(message)
+        elif isinstance(content, list):
+            out.append({**message, "content": [{**part, "text": shield(part["text"])} if isinstance(part, Mapping) and "text" in part else part for part in content]})
+        else:
+            out.append({**message, "content": shield(content)} if "content" in message else message)
+    return out, words

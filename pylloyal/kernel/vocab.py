@@ -105,6 +105,10 @@ class Vocab:
         library().pyl_token_flags(self._model._ptr(), i32_array(tokens), len(tokens), out)
         return [TokenFlags(f) for f in out]
 
+    def spells_control(self, text: str) -> bool:
+        """True when the text, read with ``parse_special``, would hold control tokens."""
+        return any(TokenFlags.CONTROL in f for f in self.flags(self.encode(text, parse_special=True)))
+
     def ends_generation(self, token: int) -> bool:
         return TokenFlags.END_OF_GENERATION in self.flags([token])[0]
 

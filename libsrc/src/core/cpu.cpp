@@ -4,6 +4,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #if defined(__linux__)
 #include <sched.h>
@@ -25,9 +26,9 @@ static double quota_in(const std::string & folder) {
     return v1_quota >> quota && v1_period >> period && quota > 0 && period > 0 ? quota / period : 0;
 }
 
-// The tightest quota between this process's cgroup and the root; 0 for none.
-static double cgroup_quota() {
-    double tightest = 0;
+// Folders of this process's cgroup and of those above it.
+static std::vector<std::string> own_cgroups() {
+    std::vector<std::string> out;
     std::ifstream own("/proc/self/cgroup");
     for (std::string line; std::getline(own, line);) {
         const size_t first = line.find(':'), second = line.find(':', first + 1);
@@ -36,13 +37,40 @@ static double cgroup_quota() {
         if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
         const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
         for (std::string path = line.substr(second + 1);; path = path.substr(0, path.rfind('/'))) {
-            if (const double q = quota_in(root + (path == "/" ? "" : path)); q > 0) tightest = tightest > 0 ? std::min(tightest, q) : q;
+            out.push_back(root + (path == "/" ? "" : path));
             if (path.empty() || path == "/") break;
         }
+    }
+    return out;
+}
+
+// The tightest quota of them; 0 for none.
+static double cgroup_quota() {
+    double tightest = 0;
+    for (const std::string & folder : own_cgroups()) {
+        if (const double q = quota_in(folder); q > 0) tightest = tightest > 0 ? std::min(tightest, q) : q;
     }
     return tightest;
 }
 #endif
+
+uint64_t available_memory_bytes() {
+    uint64_t available = 0;
+#if defined(__linux__)
+    std::ifstream info("/proc/meminfo");
+    for (std::string key, unit; info >> key;) {
+        uint64_t kib = 0;
+        if (!(info >> kib)) break;
+        std::getline(info, unit);
+        if (key == "MemAvailable:") available = kib * 1024;
+    }
+    for (const std::string & folder : own_cgroups()) {
+        uint64_t limit = 0, used = 0;
+        if (std::ifstream(folder + "/memory.max") >> limit && std::ifstream(folder + "/memory.current") >> used) available = std::min(available, limit - std::min(limit, used));
+    }
+#endif
+    return available;
+}
 
 uint32_t usable_cores() {
     double cores = std::max(1u, std::thread::hardware_concurrency());

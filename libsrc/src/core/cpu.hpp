@@ -9,4 +9,7 @@ namespace pyl {
 // wait for each other are then scheduled in turns.
 uint32_t usable_cores();
 
+// Bytes of memory this process could still take without swapping (the cgroup's limit counts), 0 when that is not known.
+uint64_t available_memory_bytes();
+
 }  // namespace pyl

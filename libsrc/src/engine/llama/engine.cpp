@@ -2,6 +2,7 @@
 #include <mutex>
 #include <thread>
 
+#include "core/cpu.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
@@ -72,7 +73,9 @@ std::vector<Device> devices() {
         ggml_backend_dev_props props;
         ggml_backend_dev_get_props(ggml_backend_dev_get(i), &props);
         const char * kind = props.type == GGML_BACKEND_DEVICE_TYPE_CPU ? "cpu" : props.type == GGML_BACKEND_DEVICE_TYPE_GPU ? "gpu" : props.type == GGML_BACKEND_DEVICE_TYPE_IGPU ? "igpu" : "accel";
-        out.push_back({props.name, props.description ? props.description : "", kind, props.memory_total, props.memory_free});
+        uint64_t free_bytes = props.memory_free;
+        if (props.type == GGML_BACKEND_DEVICE_TYPE_CPU && free_bytes == props.memory_total) free_bytes = available_memory_bytes();  // the engine does not measure it
+        out.push_back({props.name, props.description ? props.description : "", kind, props.memory_total, free_bytes});
     }
     return out;
 }

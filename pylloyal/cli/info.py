@@ -52,7 +52,7 @@ def memory(kind: str, total_bytes: int, free_bytes: int) -> str:
     """
     if total_bytes == 0 or (kind != "cpu" and free_bytes == total_bytes):
         return "unknown"
-    return f"{size(total_bytes)}, free {size(free_bytes) if 0 < free_bytes < total_bytes else 'unknown'}"
+    return f"{size(total_bytes)}, free {'unknown' if kind == 'cpu' and free_bytes in (0, total_bytes) else size(free_bytes)}"
 
 
 def size(n_bytes: int) -> str:

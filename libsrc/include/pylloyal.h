@@ -316,7 +316,7 @@ typedef struct pyl_pressure {
     uint32_t leases_used;      /* live branches */
     uint32_t leases_remaining;
     int32_t flash_attn;        /* PYL_FLASH_ATTN_ON or _OFF, as opened */
-    int32_t is_draining;
+    int32_t is_draining;       /* 1 while a drain waits for a call in flight */
     uint64_t n_dispatches;     /* decodes since the store was opened */
     uint64_t n_tokens_decoded; /* tokens in them */
     uint64_t n_tokens_sampled;

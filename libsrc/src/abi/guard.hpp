@@ -40,11 +40,11 @@ inline void need(bool ok, const char * message) {
 }
 
 // Structs are read and written only as far as the caller's struct_size says, so older callers keep working.
+// What an older caller does not know keeps its default.
 template <typename T>
-T read_struct(const T * given) {
+T read_struct(const T * given, T out) {
     need(given != nullptr, "a struct pointer is NULL");
     need(given->struct_size >= sizeof(uint32_t) && given->struct_size <= sizeof(T), "struct_size is not set, or larger than this library knows");
-    T out{};
     const auto * from = reinterpret_cast<const char *>(given);
     std::copy(from, from + given->struct_size, reinterpret_cast<char *>(&out));
     return out;

@@ -1,6 +1,8 @@
-// The table behind opaque handles: a counter that never repeats, mapped to a shared owner.
+// The tables behind opaque handles: one counter for all kinds, that never repeats, mapped to a shared owner. A model's handle
+// is therefore never mistaken for a store's.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -12,15 +14,18 @@
 
 namespace pyl {
 
+inline std::atomic<uintptr_t> last_handle{0x1000};
+
 template <typename T, typename Handle>
 class HandleTable {
 public:
     explicit HandleTable(std::string kind) : kind_(std::move(kind)) {}
 
     Handle * add(std::shared_ptr<T> object) {
+        const uintptr_t handle = ++last_handle;
         const std::unique_lock lock(mutex_);
-        objects_.emplace(++last_, std::move(object));
-        return reinterpret_cast<Handle *>(last_);
+        objects_.emplace(handle, std::move(object));
+        return reinterpret_cast<Handle *>(handle);
     }
     std::shared_ptr<T> find(const Handle * handle) const {
         const std::shared_lock lock(mutex_);
@@ -45,7 +50,6 @@ private:
     std::string kind_;
     mutable std::shared_mutex mutex_;
     std::unordered_map<uintptr_t, std::shared_ptr<T>> objects_;
-    uintptr_t last_ = 0x1000;
 };
 
 }  // namespace pyl

@@ -43,7 +43,7 @@ int32_t pyl_model_open(pyl_model ** out, const char * path, size_t n_path, const
         need(!file.empty() && file.find('\0') == std::string::npos, "the path is empty or holds a NUL byte");
         pyl_model_params p;
         pyl_model_params_init(&p);
-        if (params) p = read_struct(params);
+        if (params) p = read_struct(params, p);
         const bool is_stub = file.starts_with("stub:");
 #if defined(PYL_WITH_LLAMA)
         const Engine & engine = is_stub ? stub_engine() : llama_engine();

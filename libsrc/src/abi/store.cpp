@@ -66,7 +66,7 @@ int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_stor
         const auto found = model_of(model);
         pyl_store_params p;
         pyl_store_params_init(&p);
-        if (params) p = read_struct(params);
+        if (params) p = read_struct(params, p);
         *out = stores().add(std::make_shared<Store>(found, context_params_of(p, found->info())));
     });
 }
@@ -100,7 +100,9 @@ void pyl_sampling_init(pyl_sampling * sampling) {
 
 int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling) {
     return in_store(store, [&](Store & s) {
-        const pyl_sampling given = read_struct(sampling);
+        pyl_sampling defaults;
+        pyl_sampling_init(&defaults);
+        const pyl_sampling given = read_struct(sampling, defaults);
         const SamplingParams params = sampling_of(given);
         Sampler & sampler = s.get_healthy(branch).sampler;
         sampler.set_params(params);
@@ -128,7 +130,7 @@ int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos
         need(out != nullptr, "out is NULL");
         pyl_sampling given;
         pyl_sampling_init(&given);
-        if (sampling) given = read_struct(sampling);
+        if (sampling) given = read_struct(sampling, given);
         const SamplingParams params = sampling_of(given);
         *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_SET ? given.seed : random_seed());
     });

@@ -64,9 +64,8 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
     std::vector<Work> work;
     std::vector<uint32_t> slots;
     size_t total = 0;
+    for (pyl_run & run : runs) run.n_landed = 0, run.state = PYL_STATE_UNCHANGED;
     for (size_t i = 0; i < runs.size(); i++) {
-        runs[i].n_landed = 0;
-        runs[i].state = PYL_STATE_UNCHANGED;
         Branch & branch = get_healthy(runs[i].branch, i);
         slots.push_back(slot_of(branch));
         for (uint32_t k = 0; k < runs[i].n_tokens; k++) {
@@ -144,9 +143,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
 }
 
 Token Store::draw(Branch & branch) {
-    const Token token = branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_);
-    live_.n_tokens_sampled++;
-    return token;
+    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_);
 }
 
 void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {
@@ -168,6 +165,7 @@ void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {
         throw;
     }
     std::copy(drawn.begin(), drawn.end(), tokens);
+    live_.n_tokens_sampled += drawn.size();
     live_.sample_s += seconds_since(start);
 }
 
@@ -228,6 +226,9 @@ void Store::land(std::span<Branch * const> branches, const Token * tokens) {
 
 void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
     const uint32_t n_steps = std::max(1u, tick.n_steps);
+    for (pyl_lane & lane : lanes) lane.finish = PYL_FINISH_NONE, lane.n_tokens = 0, lane.final_token = -1, lane.state = PYL_STATE_UNCHANGED;
+    tick.n_ticks = tick.n_dispatches = 0;
+    tick.out_of_cells = 0;
     std::vector<uint32_t> slots;
     std::vector<Branch *> all;
     std::vector<size_t> active;
@@ -246,10 +247,6 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
         if (token < 0 || static_cast<size_t>(token) >= n_vocab_) throw Error(PYL_E_INVALID, "stop token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(n_vocab_));
     }
     const auto is_stop = [&](Token token) { return std::find(stops.begin(), stops.end(), token) != stops.end(); };
-    for (pyl_lane & lane : lanes) lane.finish = PYL_FINISH_NONE, lane.n_tokens = 0, lane.final_token = -1, lane.state = PYL_STATE_UNCHANGED;
-    tick.n_ticks = tick.n_dispatches = 0;
-    tick.out_of_cells = 0;
-
     std::vector<Branch *> going;
     std::vector<Token> drawn;
     std::vector<size_t> lane_of;
@@ -304,6 +301,7 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
             throw;
         }
         tick.n_ticks++;
+        live_.n_tokens_sampled += active.size();
         for (size_t k = 0; k < lane_of.size(); k++) {
             pyl_lane & lane = lanes[lane_of[k]];
             tokens[lane_of[k] * n_steps + lane.n_tokens++] = drawn[k];

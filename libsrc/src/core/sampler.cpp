@@ -137,6 +137,10 @@ Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, S
     select(scratch, k, grammar);
     if (c.empty()) return -1;
     if (greedy) return c.front().id;
+    if (std::isinf(c.front().logit)) {  // more likely than anything finite, and no number to compute with
+        std::erase_if(c, [](const Candidate & x) { return !std::isinf(x.logit); });
+        for (auto & x : c) x.logit = 0;
+    }
     if (params_.typical_p < 1) keep_typical(c, params_.typical_p);
     if (params_.top_p < 1) keep_nucleus(c, params_.top_p);
     if (params_.min_p > 0) {

@@ -47,6 +47,10 @@ Store::Call::~Call() {
 void Store::drain() noexcept {
     is_closed_ = true;
     cancel_ = true;
+    {
+        const std::scoped_lock lock(published_mutex_);
+        published_.is_draining = 1;
+    }
     while (in_call_.exchange(true)) in_call_.wait(true);
     if (context_) {
         for (uint32_t i = 0; i < slots_.size(); i++) {
@@ -54,23 +58,29 @@ void Store::drain() noexcept {
         }
         context_.reset();
         epoch_++;
-        live_.is_draining = 1;
-        publish();
     }
+    is_drained_ = true;
     in_call_ = false;
     in_call_.notify_all();
+}
+
+void Store::cancel() {
+    if (is_drained_) throw Error(PYL_E_CLOSED, "the store is closed");
+    cancel_ = true;
 }
 
 void Store::publish() {
     live_.cells_used = cells_used_;
     live_.cells_remaining = live_.n_ctx - std::min(cells_used_, live_.n_ctx);
     live_.leases_remaining = static_cast<uint32_t>(free_slots_.size());
+    live_.is_draining = is_closed_;
     live_.leases_used = static_cast<uint32_t>(slots_.size() - free_slots_.size());
     const std::scoped_lock lock(published_mutex_);
     published_ = live_;
 }
 
 pyl_pressure Store::pressure() const {
+    if (is_drained_) throw Error(PYL_E_CLOSED, "the store is closed");
     const std::scoped_lock lock(published_mutex_);
     return published_;
 }
@@ -168,7 +178,10 @@ void Store::release(uint32_t slot, bool clear_cache) noexcept {
 // ------------------------------------------------------------------------------------------------------------ the tree
 
 pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_t seed) {
-    if (start_pos < 0) throw Error(PYL_E_INVALID, "start_pos is " + std::to_string(start_pos) + "; it must be 0 or more");
+    // A branch decodes at most n_ctx tokens, so no position can run over.
+    if (const int64_t most = INT32_MAX - static_cast<int64_t>(live_.n_ctx); start_pos < 0 || start_pos > most) {
+        throw Error(PYL_E_INVALID, "start_pos is " + std::to_string(start_pos) + "; it must be in 0.." + std::to_string(most));
+    }
     need_leases(1);
     const uint32_t slot = take_slot();
     Branch & branch = slots_[slot];

@@ -64,9 +64,9 @@ public:
     };
 
     void drain() noexcept;
-    void cancel() noexcept { cancel_ = true; }
+    void cancel();
     pyl_pressure pressure() const;
-    uint64_t epoch() const { return epoch_; }
+    uint64_t epoch() const { return is_drained_ ? 0 : epoch_.load(); }
 
     pyl_branch create(Pos start_pos, const SamplingParams & sampling, uint64_t seed);
     void fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds);
@@ -118,7 +118,8 @@ private:
 
     std::atomic<bool> in_call_{false};
     std::atomic<bool> cancel_{false};
-    std::atomic<bool> is_closed_{false};
+    std::atomic<bool> is_closed_{false};   // a drain has begun
+    std::atomic<bool> is_drained_{false};  // and is over
     std::atomic<uint64_t> epoch_{1};
     mutable std::mutex published_mutex_;
     pyl_pressure published_{};

@@ -40,7 +40,11 @@ Options parse_options(std::string_view text) {
         const size_t equals = item.find('=');
         const auto key = known.find(item.substr(0, equals));
         const std::string_view value = equals == std::string_view::npos ? std::string_view() : item.substr(equals + 1);
-        if (key == known.end() || std::from_chars(value.data(), value.data() + value.size(), *key->second).ptr != value.data() + value.size() || value.empty()) {
+        const auto is_number = [&] {
+            const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), *key->second);
+            return code == std::errc() && end == value.data() + value.size();
+        };
+        if (key == known.end() || !is_number()) {
             throw Error(PYL_E_FORMAT, "the stub engine does not know the option '" + std::string(item) + "'");
         }
     }
@@ -146,7 +150,7 @@ private:
 
 class StubModel final : public Model {
 public:
-    explicit StubModel(const Options & options) : options_(options) {
+    StubModel(const Options & options, bool vocab_only) : options_(options), vocab_only_(vocab_only) {
         live_counts().weights++;
         info_.struct_size = sizeof info_;
         info_.n_vocab = static_cast<int32_t>(options.n_vocab);
@@ -189,10 +193,14 @@ public:
         return std::make_unique<StubGrammar>(gbnf.substr(head.size(), gbnf.size() - head.size() - 1));
     }
     std::string chat_render(std::string_view) const override { throw Error(PYL_E_TEMPLATE, "the stub model has no chat template"); }
-    std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<StubContext>(options_, params); }
+    std::unique_ptr<Context> open(const ContextParams & params) const override {
+        if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
+        return std::make_unique<StubContext>(options_, params);
+    }
 
 private:
     Options options_;
+    bool vocab_only_;
     pyl_model_info info_{};
 };
 
@@ -202,7 +210,7 @@ const Engine & stub_engine() {
     static const Engine engine{
         [] { return EngineInfo{"stub", "none", "none", "none", {"stub"}, {}, {}}; },
         [] { return std::vector<Device>{}; },
-        [](const std::string & path, const ModelParams &) -> std::shared_ptr<Model> { return std::make_shared<StubModel>(parse_options(std::string_view(path).substr(5))); },
+        [](const std::string & path, const ModelParams & params) -> std::shared_ptr<Model> { return std::make_shared<StubModel>(parse_options(std::string_view(path).substr(5)), params.vocab_only); },
         [](std::string_view) -> std::string { throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp, which parses chat output"); },
     };
     return engine;

@@ -1,0 +1,119 @@
+// The small parts of the kernel: the log, JSON strings, the registry of weights, the count of cores.
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.hpp"
+#include "core/cpu.hpp"
+#include "core/json.hpp"
+#include "core/log.hpp"
+#include "core/registry.hpp"
+#include "core/store.hpp"
+
+using namespace pyl;
+
+namespace {
+
+std::string drained(uint64_t want_dropped = 0) {
+    uint64_t dropped = 77;
+    std::string out = log_drain(dropped);
+    CHECK_EQ(dropped, want_dropped);
+    return out;
+}
+
+void test_log() {
+    CHECK(drained().empty());
+    log_add(LogLevel::info, "below the default level\n");
+    log_add(LogLevel::warning, "careful\n");
+    log_add(LogLevel::error, "two\nlines \n");
+    log_add(LogLevel::warning, "");
+    CHECK(drained() == "WARNING careful\nERROR two lines\n");
+    CHECK(drained().empty());
+    log_set_level(LogLevel::debug);
+    log_add(LogLevel::debug, "d");
+    log_add(LogLevel::info, "i");
+    log_add(LogLevel::info, "nfo", true);  // goes on where the line before stopped
+    CHECK(drained() == "DEBUG d\nINFO info\n");
+    log_set_level(LogLevel::nothing);
+    log_add(LogLevel::error, "not even this");
+    CHECK(drained().empty());
+    log_set_level(LogLevel::warning);
+    log_add(LogLevel::info, "unwanted");
+    log_add(LogLevel::info, " and its rest", true);  // belongs to a line that was not collected
+    CHECK(drained().empty());
+    // The newest 4,096 are kept, the others counted.
+    for (int i = 0; i < 5000; i++) log_add(LogLevel::warning, std::to_string(i));
+    std::string want;
+    for (int i = 904; i < 5000; i++) want += "WARNING " + std::to_string(i) + "\n";
+    CHECK(drained(904) == want);
+    CHECK(drained(0).empty());
+    // What one thread says while it opens something ends up in its exception, not in another thread's.
+    {
+        LogCapture outer;
+        CHECK(outer.words("nothing was said") == "nothing was said");
+        log_add(LogLevel::warning, "first\n");
+        log_add(LogLevel::info, "not a complaint\n");
+        std::thread([] { log_add(LogLevel::error, "elsewhere\n"); }).join();
+        {
+            LogCapture inner;
+            log_add(LogLevel::error, "inner\n");
+            CHECK(inner.words("") == "inner");
+        }
+        log_add(LogLevel::error, "last\n");
+        CHECK(outer.words("") == "first\nlast");
+    }
+    log_add(LogLevel::error, "after");
+    CHECK(drained() == "WARNING first\nERROR elsewhere\nERROR inner\nERROR last\nERROR after\n");
+    // From many threads: no line is lost or torn.
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++) {
+        threads.emplace_back([] {
+            for (int i = 0; i < 500; i++) log_add(LogLevel::warning, "a whole line");
+        });
+    }
+    for (auto & thread : threads) thread.join();
+    want.clear();
+    for (int i = 0; i < 2000; i++) want += "WARNING a whole line\n";
+    CHECK(drained() == want);
+}
+
+void test_json() {
+    CHECK(json_quote("") == R"("")");
+    CHECK(json_quote("a\"b\\c/") == R"("a\"b\\c/")");
+    CHECK(json_quote("\n\t\x01\x1f") == R"("\u000a\u0009\u0001\u001f")");
+    CHECK(json_quote(std::string_view("\0", 1)) == R"("\u0000")");
+    CHECK(json_quote("\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80") == "\"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\"");
+    CHECK(json_quote("a\xff" "b\xc3") == "\"a\xef\xbf\xbd" "b\xef\xbf\xbd\"");
+    const std::vector<std::pair<std::string, size_t>> cases{
+        {"abc", 3}, {"\xc3\xa9", 2}, {"a\xc3", 1}, {"\xe2\x82", 0}, {"\x80", 0}, {"\xc0\x80", 0}, {"\xc1\xbf", 0}, {"\xe0\x9f\xbf", 0}, {"\xe0\xa0\x80", 3}, {"\xed\x9f\xbf", 3}, {"\xed\xa0\x80", 0},
+        {"\xf0\x8f\xbf\xbf", 0}, {"\xf0\x90\x80\x80", 4}, {"\xf4\x8f\xbf\xbf", 4}, {"\xf4\x90\x80\x80", 0}, {"\xf5\x80\x80\x80", 0}, {"ab\xe2\x82\xac\xff", 5}, {"\xe2(\xac", 0},
+    };
+    for (const auto & [text, n] : cases) CHECK_EQ(utf8_valid_prefix(text), n);
+}
+
+void test_registry() {
+    auto a = open_shared(stub_engine(), "stub:", {}), b = open_shared(stub_engine(), "stub:", {});
+    CHECK(a == b);
+    CHECK_EQ(live_counts().weights, 1);
+    const auto other_path = open_shared(stub_engine(), "stub:n_vocab=301", {}), other_params = open_shared(stub_engine(), "stub:", {7, true, false});
+    CHECK(other_path != a && other_params != a);
+    CHECK(open_shared(stub_engine(), "stub:", {0, false, false}) != a);
+    CHECK_EQ(live_counts().weights, 3);
+    for (int i = 0; i < 2; i++) CHECK_THROWS(PYL_E_FORMAT, open_shared(stub_engine(), "stub:nonsense", {}));  // a failure is not remembered as a success
+    const auto weak = std::weak_ptr(a);
+    a.reset(), b.reset();
+    CHECK(weak.expired());  // the registry itself keeps nothing alive
+    a = open_shared(stub_engine(), "stub:", {});
+    CHECK_EQ(live_counts().weights, 3);
+}
+
+}  // namespace
+
+int main() {
+    test_log();
+    test_json();
+    test_registry();
+    CHECK_EQ(live_counts().weights, 0);
+    CHECK(usable_cores() >= 1 && usable_cores() <= std::max(1u, std::thread::hardware_concurrency()));
+    return check::result("test_core");
+}

@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         print(fetch(args.name))
-    except FetchError as error:
+    except (FetchError, OSError) as error:
         print(f"fetch_model: {error}", file=sys.stderr)
         return 1
     return 0

@@ -84,7 +84,13 @@ def comment_before(source: str, at: int) -> str:
 def parse(source: str) -> Header:
     """Read the header. Raises HeaderError for anything outside its style."""
     bare = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), source, flags=re.S)  # same offsets, no comments
-    constants = [(name, int(value, 0)) for name, value in re.findall(r"^#define (PYL_[A-Z0-9_]+) \(?(-?\w+?)u?\)?\s*$", bare, re.M) if re.fullmatch(r"-?\d+", value)]
+    constants = []
+    for name, value in re.findall(r"^#[ \t]*define[ \t]+(PYL_\w+(?:\(.*?\))?)[ \t]*(.*?)[ \t]*$", bare, re.M):
+        number = re.fullmatch(r"\((-[1-9]\d*)\)|(0|[1-9]\d*)u?", value)
+        if number:
+            constants.append((name, int(number[1] or number[2])))
+        elif name not in ("PYL_API", "PYL_BUILD", "PYLLOYAL_H"):
+            raise HeaderError(f"a constant is a decimal number, (-N), N or Nu: #define {name} {value}")
     opaque = re.findall(r"^typedef struct (\w+) \1;", bare, re.M)
     sections = [(m.start(), m[1]) for m in re.finditer(r"^/\* -+ (.+?) -+ \*/$", source, re.M)]
     structs = []
@@ -109,9 +115,11 @@ def parse(source: str) -> Header:
         params = [] if head[3] == "void" else [split_declarator(p) for p in head[3].split(",")]
         comment = comment_before(source, match.start())
         functions.append(Function(head[2], normal_type(head[1]), params, text + ";", comment, next((t for at, t in reversed(sections) if at < match.start()), "")))
-    declared = len(re.findall(r"\bPYL_API\b(?!\s*$)", re.sub(r"^#.*$", "", bare, flags=re.M)))
-    if declared != len(functions):
-        raise HeaderError(f"{declared} PYL_API lines but {len(functions)} functions read")
+    rest = re.sub(r"^#.*$", "", bare, flags=re.M).replace('extern "C" {', "").replace("typedef uint64_t pyl_branch;", "")
+    for pattern in (r"^typedef struct (\w+) \1;", r"^typedef struct (\w+) \{.*?^\} \1;", r"^PYL_API .*?;"):
+        rest = re.sub(pattern, "", rest, flags=re.M | re.S)
+    if rest.strip() not in ("", "}"):
+        raise HeaderError("not understood: " + " ".join(rest.split())[:200])
     return Header(constants, opaque, structs, functions)
 
 

@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tarfile
+import zlib
 from pathlib import Path, PurePosixPath
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -45,15 +46,16 @@ def is_complete(folder: Path, sha256: str) -> bool:
     """True when the stamp of an earlier run names this archive and every file it counted is still there."""
     try:
         found, count = (folder / STAMP).read_text(encoding="utf-8").split()
+        n_files = int(count)
     except (OSError, ValueError):
         return False
-    return found == sha256 and not missing_from(folder) and int(count) == sum(len(files) for _, _, files in os.walk(folder)) - 1
+    return found == sha256 and not missing_from(folder) and n_files == sum(len(files) for _, _, files in os.walk(folder)) - 1
 
 
 def unpack(archive: Path, folder: Path, sha256: str) -> None:
     """Unpack only what is built into ``folder``, all or nothing: a scratch folder, a stamp, then one rename."""
     with scratch_beside(folder) as scratch:
-        count = 0
+        names = set()  # a member may stand twice; the later one wins, as tar has it
         try:
             with tarfile.open(archive, "r:gz") as tar:
                 for member in tar:
@@ -63,12 +65,12 @@ def unpack(archive: Path, folder: Path, sha256: str) -> None:
                     inner = "/".join(parts[3:])
                     if any(inner == want or inner.startswith(want + "/") for want in WANTED):
                         tar.extract(member.replace(name=inner, deep=False), scratch / "tree", filter="data")
-                        count += 1
-        except (tarfile.TarError, EOFError, OSError) as error:
+                        names.add(inner)
+        except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
             raise FetchError(f"{archive} could not be unpacked: {error}") from error
         if absent := missing_from(scratch / "tree"):
             raise FetchError(f"{archive} holds no usable llama.cpp tree: {absent} not found in it")
-        (scratch / "tree" / STAMP).write_text(f"{sha256} {count}\n", encoding="utf-8")
+        (scratch / "tree" / STAMP).write_text(f"{sha256} {len(names)}\n", encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
         os.rename(scratch / "tree", folder)
@@ -113,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         print(find_source(args.archive))
-    except FetchError as error:
+    except (FetchError, OSError) as error:
         print(f"llama_source: {error}", file=sys.stderr)
         return 1
     return 0

@@ -40,9 +40,9 @@ class StepBuffers:
     def reserve_steps(self, n_steps: int) -> None:
         """Make room for ``n_steps`` tokens a lane."""
         if n_steps > self._steps:
-            self._steps = n_steps
-            self.step_tokens = (ctypes.c_int32 * (self.n * n_steps))()
-            self.step_view = view_of(self.step_tokens, np.dtype(np.int32))
+            tokens = (ctypes.c_int32 * (self.n * n_steps))()
+            self.step_tokens, self.step_view = tokens, view_of(tokens, np.dtype(np.int32))
+            self._steps = n_steps  # last: whatever interrupts this leaves buffers that fit what they say
 
     def set_branches(self, handles: Sequence[int]) -> int:
         self.branch_view[: len(handles)] = handles

@@ -15,12 +15,16 @@ from . import load
 
 
 def _release(free: Callable[[Any], int], pointer: Any, generation: int) -> None:
-    if generation == load.generation:  # in a forked child the native object does not exist
+    # In a forked child the native object does not exist, and a pointer that is still NULL was never filled in.
+    if generation == load.generation and pointer.value:
         free(pointer)
 
 
 class Handle:
-    """Base of classes that own a native object. Closing one closes its children first."""
+    """Base of classes that own a native object. Closing one closes its children first.
+
+    Made before the native call that fills ``pointer`` in, so that not even an interrupt between the two leaves an orphan.
+    """
 
     def __init__(self, pointer: Any, free: Callable[[Any], int], parent: Handle | None = None) -> None:
         self._pointer = pointer
@@ -45,6 +49,7 @@ class Handle:
         if self._generation != load.generation:
             raise errors.ForkedProcessError(f"this {type(self).__name__} was made before fork() and does not exist in the child; open a new one here")
         if not self._finalizer.alive:
+            load.quiet_at_exit()
             raise errors.ClosedError(f"this {type(self).__name__} is closed")
         return self._pointer
 

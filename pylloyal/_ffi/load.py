@@ -5,6 +5,7 @@ search through the system's library paths: a stranger's llama.cpp must never be 
 """
 from __future__ import annotations
 
+import atexit
 import ctypes
 import importlib.resources
 import os
@@ -44,6 +45,7 @@ class Library:
     """Stands for the loaded library in the order of teardown; the first finalizer made is the last to run at exit."""
 
     is_torn_down = False
+    is_exiting = False
 
 
 _library_life = Library()
@@ -54,6 +56,20 @@ def _tear_down() -> None:
 
 
 weakref.finalize(_library_life, _tear_down)
+
+
+def _begin_exit() -> None:
+    Library.is_exiting = True
+
+
+# Registered after weakref's own exit hook, so it runs before the finalizers close what is open.
+atexit.register(_begin_exit)
+
+
+def quiet_at_exit() -> None:
+    """End a thread that is still inside while the process exits: its store was just closed, and nobody is left to be told."""
+    if Library.is_exiting and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
 
 
 def platform_folder() -> str:
@@ -102,6 +118,7 @@ def _why(path: Path, error: OSError) -> str:
 
 def _check(result: int, _function: Any, _arguments: Any) -> int:
     if result < 0:
+        quiet_at_exit()
         raise last_error(result)
     return result
 
@@ -124,7 +141,10 @@ def _bind(path: Path, lib: ctypes.CDLL) -> None:
     if found != capi.ABI_VERSION:
         raise errors.ABIMismatchError(f"{path} speaks ABI version {found}; this package needs {capi.ABI_VERSION}. {_HOW}")
     for name, result, arguments, is_status in capi.PROTOTYPES:
-        function = getattr(lib, name)
+        try:
+            function = getattr(lib, name)
+        except AttributeError as error:
+            raise errors.ABIMismatchError(f"{path} claims ABI version {found} but has no {name}. {_HOW}") from error
         function.restype, function.argtypes = result, arguments
         if is_status:
             function.errcheck = _check
@@ -176,8 +196,8 @@ def take_text_at(call: Any, at: int, *arguments: Any) -> bytes:
     text = capi.pyl_text_p()
     full = list(arguments)
     full.insert(at, ctypes.byref(text))
-    call(*full)
-    try:
+    try:  # around the call too: an interrupt may come right after it
+        call(*full)
         return ctypes.string_at(lib.pyl_text_data(text), lib.pyl_text_size(text))
     finally:
         lib.pyl_text_free(text)

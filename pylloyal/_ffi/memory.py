@@ -53,9 +53,11 @@ def i32_room(n: int) -> Any:
     return (ctypes.c_int32 * n)()
 
 
-def floats(data: Any, n: int) -> npt.NDArray[np.float32]:
-    """A read-only numpy view of ``n`` floats the library owns."""
-    array = np.ctypeslib.as_array(data, (n,))
+def floats(data: Any, n: int, owner: object) -> npt.NDArray[np.float32]:
+    """A read-only numpy view of ``n`` floats the library owns; it keeps ``owner`` from being collected, not from being closed."""
+    memory = ctypes.cast(data, ctypes.POINTER(ctypes.c_float * n)).contents
+    memory.owner = owner  # type: ignore[attr-defined]
+    array: npt.NDArray[np.float32] = np.frombuffer(memory, np.float32)  # type: ignore[call-overload]
     array.flags.writeable = False
     return array
 

@@ -32,14 +32,13 @@ class LogitsView:
     """
 
     def __init__(self, store: Store, view: capi.pyl_logits_view) -> None:
-        self._store, self._epoch = store, view.epoch
-        self._array = floats(view.data, view.n_vocab)
+        self._store, self._view = store, view  # no array is kept: a cycle through one could not be collected
 
     @property
     def array(self) -> npt.NDArray[np.float32]:
-        if library().pyl_store_epoch(self._store._ptr()) != self._epoch:
+        if library().pyl_store_epoch(self._store._ptr()) != self._view.epoch:
             raise errors.StaleHandleError("these logits were overwritten by a later decode; take a copy with Branch.logits()")
-        return self._array
+        return floats(self._view.data, self._view.n_vocab, self._store)
 
 
 class Branch:
@@ -68,11 +67,11 @@ class Branch:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not self.store.is_closed:
+        if not self.store.is_unusable:
             self.prune_subtree()
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        with self.store._turn:
+        with self.store._turn.take():
             function(self.store._ptr(), self._handle, *arguments)
 
     # ------------------------------------------------------------------------------------------------------------ facts

@@ -1,6 +1,7 @@
 """A store: one KV cache and the tree of branches that lives in it."""
 from __future__ import annotations
 
+import _thread
 import contextlib
 import enum
 import threading
@@ -135,9 +136,9 @@ class Store(Handle):
             if not hasattr(capi, f"KV_{kind.upper()}"):
                 raise errors.InvalidArgumentError(f"{name} is {kind!r}; it must be one of f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl")
             setattr(params, name, getattr(capi, f"KV_{kind.upper()}"))
-        pointer = capi.pyl_store_p()
-        lib.pyl_store_open(ref(pointer), model._ptr(), ref(params))
+        pointer, parent = capi.pyl_store_p(), model._ptr()
         super().__init__(pointer, lib.pyl_store_free, parent=model)
+        lib.pyl_store_open(ref(pointer), parent, ref(params))
         self.model = model
         self._lib = lib
         self._step = StepBuffers(params.n_branches)
@@ -157,7 +158,7 @@ class Store(Handle):
             Nothing was made.
         """
         out = u64()
-        with self._turn:
+        with self._turn.take():
             self._lib.pyl_branch_create(self._ptr(), ref(out), start_pos, ref((sampling or Sampling())._struct()))
         branch = Branch(self, out.value)
         if grammar is not None:
@@ -175,7 +176,7 @@ class Store(Handle):
     def _list(self, parent: int) -> list[Branch]:
         out = u64_room(self._step.n)
         n = size()
-        with self._turn:
+        with self._turn.take():
             self._lib.pyl_branch_list(self._ptr(), parent, out, self._step.n, ref(n))
         return [Branch(self, handle) for handle in out[: n.value]]
 
@@ -188,7 +189,7 @@ class Store(Handle):
             One has children that are not in the list; nothing was pruned.
         """
         handles = [self._own(branch) for branch in branches]
-        with self._turn:
+        with self._turn.take():
             self._lib.pyl_branch_prune_n(self._ptr(), u64_array(handles), len(handles))
 
     def retain_only(self, branch: Branch) -> None:
@@ -227,12 +228,20 @@ class Store(Handle):
         todo = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs)
         self._need_cells(todo.total)
         dispatches, n = 0, u32()
-        with self._turn:
+        with self._turn.take():
+            n_cancels = self._turn.n_cancels
             while True:
-                if self._turn.is_cancelled:  # asked for between two native calls
-                    state: errors.State = "advanced" if todo.landed else "unchanged"
-                    raise errors.DecodeCancelledError("cancelled between two dispatches", errors.Failure(capi.E_CANCELLED, state, 0, todo.landed > 0, None, None, None, ""))
-                self._lib.pyl_prefill_n(self._ptr(), todo.array, todo.n, 1, ref(n))
+                try:
+                    if self._turn.n_cancels != n_cancels:  # asked for between two native calls
+                        message = "cancelled between two dispatches"
+                        raise errors.DecodeCancelledError(message, errors.Failure(capi.E_CANCELLED, "unchanged", 0, False, None, None, None, message))
+                    self._lib.pyl_prefill_n(self._ptr(), todo.array, todo.n, 1, ref(n))
+                except errors.KernelError as error:  # of one dispatch; the whole call may have got further
+                    todo.advance()
+                    if todo.landed:
+                        error.partial = True
+                        error.state = "advanced" if error.state == "unchanged" else error.state
+                    raise
                 todo.advance()
                 dispatches += n.value
                 if progress is not None and n.value:
@@ -248,7 +257,7 @@ class Store(Handle):
         NoLogitsError, NothingLegalError
             With the ``index`` of the branch; no random stream has advanced.
         """
-        with self._turn:
+        with self._turn.take():
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
             self._lib.pyl_sample_n(self._ptr(), step.branches, n, step.tokens)
@@ -266,7 +275,7 @@ class Store(Handle):
         """
         if len(branches) != len(tokens):
             raise errors.InvalidArgumentError(f"{len(branches)} branches but {len(tokens)} tokens")
-        with self._turn:
+        with self._turn.take():
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
             step.token_view[:n] = tokens
@@ -294,15 +303,16 @@ class Store(Handle):
         """
         if n_steps < 1:
             raise errors.InvalidArgumentError(f"n_steps is {n_steps}; it must be 1 or more")
-        with self._turn:
+        with self._turn.take():
             step = self._buffers(len(branches))
             step.reserve_steps(n_steps)
             n = len(branches)
             lanes = step.lane_view[:n]
             lanes["branch"] = [self._own(branch) for branch in branches]
             lanes["max_tokens"] = _limits(max_tokens, n)
+            lanes["n_tokens"] = lanes["finish"] = 0  # so that they are true even if an interrupt comes before the call
             tick = step.tick
-            tick.n_steps = n_steps
+            tick.n_steps, tick.n_ticks, tick.n_dispatches, tick.out_of_cells = n_steps, 0, 0, 0
             stops = i32_array(stop) if stop else None
             tick.stop_tokens, tick.n_stop_tokens = stops, len(stop)
             pointer = self._ptr()
@@ -347,7 +357,7 @@ class Store(Handle):
 
     def cancel(self) -> None:
         """Stop the call another thread is in at its next dispatch boundary; with none running, nothing happens."""
-        self._turn.is_cancelled = True
+        self._turn.n_cancels += 1
         self._lib.pyl_store_cancel(self._ptr())
 
     # ---------------------------------------------------------------------------------------------------------- helpers
@@ -387,24 +397,32 @@ class Store(Handle):
             call()
             return
         caught: list[BaseException] = []
+        done = threading.Event()
+        owner: dict[str, str] = {}  # whoever claims the call first decides whether it runs: setdefault is atomic
 
         def body() -> None:
             try:
-                call()
+                if owner.setdefault("call", "thread") == "thread":
+                    call()
             except BaseException as error:
                 caught.append(error)
+            finally:
+                done.set()
 
-        thread = threading.Thread(target=body, name="pylloyal-tick")
+        # Not threading.Thread: an interrupted join() takes a running thread for a finished one (bpo-45274), and an interrupted
+        # start() cannot say whether it started.
         try:
-            thread.start()
-            thread.join()
-        except KeyboardInterrupt:
-            self.cancel()
-            raise
-        finally:  # whatever happens, nobody is inside any more when this returns
-            while thread.is_alive():
+            _thread.start_new_thread(body, ())
+            while not done.wait(0.05):  # with a timeout: a signal that comes just before a wait does not end it
+                pass
+        finally:  # whatever happened, nobody is inside any more when this returns
+            is_over = False
+            while not is_over:
                 with contextlib.suppress(KeyboardInterrupt):
-                    thread.join()
+                    while owner.setdefault("call", "caller") == "thread" and not done.is_set():
+                        self.cancel()  # again and again: it may not have got into the kernel yet, and a cancel is for who is inside
+                        done.wait(0.01)
+                    is_over = True
         if caught:
             raise caught[0]
 

@@ -165,3 +165,28 @@ def test_logs_are_drained_not_printed(tiny_with: Callable[..., Model], capfd: py
     assert pylloyal.drain_logs() == []
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
+
+
+@pytest.mark.parametrize(("n_ctx", "n_branches"), [(1, 1), (100, 1), (4, 8), (255, 4), (257, 4), (300, 4), (511, 4)])
+def test_a_cache_smaller_than_a_batch(tiny: Model, n_ctx: int, n_branches: int) -> None:
+    """The engine would abort on a dispatch between the n_ctx that was asked for and the one it rounds up to."""
+    with tiny.store(n_ctx=n_ctx, n_branches=n_branches, n_threads=1) as store:
+        room = store.pressure().n_ctx
+        assert room == -(-n_ctx // 256) * 256
+        root = store.root()
+        with pytest.raises(errors.ContextOverflowError):
+            root.prefill([40] * (room + 1))
+        root.prefill([40] * (room - n_branches))
+        if n_branches > 1:
+            store.commit(root.fork(n_branches - 1), [41] * (n_branches - 1))
+        assert store.pressure().cells_remaining == 1
+
+
+def test_positions_stay_where_floats_tell_them_apart(tiny: Model) -> None:
+    with tiny.store(n_ctx=256, n_threads=1) as store:
+        for start in (2**24 - 255, 2**31 - 1):
+            with pytest.raises(errors.InvalidArgumentError, match="start_pos"):
+                store.root(start_pos=start)
+        root = store.root(start_pos=2**24 - 256)
+        root.prefill([40, 41])
+        assert (root.position, root.cells_own) == (2**24 - 254, 2)

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <unordered_map>
 
+#include "core/atfork.hpp"
 #include "core/error.hpp"
 
 namespace pyl {
@@ -19,22 +19,22 @@ inline std::atomic<uintptr_t> last_handle{0x1000};
 template <typename T, typename Handle>
 class HandleTable {
 public:
-    explicit HandleTable(std::string kind) : kind_(std::move(kind)) {}
+    explicit HandleTable(std::string kind) : kind_(std::move(kind)) { guard_across_fork(mutex_); }
 
     Handle * add(std::shared_ptr<T> object) {
         const uintptr_t handle = ++last_handle;
-        const std::unique_lock lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         objects_.emplace(handle, std::move(object));
         return reinterpret_cast<Handle *>(handle);
     }
     std::shared_ptr<T> find(const Handle * handle) const {
-        const std::shared_lock lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
         if (found == objects_.end()) throw Error(PYL_E_CLOSED, "the " + kind_ + " is closed, or never was one");
         return found->second;
     }
     std::shared_ptr<T> remove(const Handle * handle) {
-        const std::unique_lock lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         const auto found = objects_.find(reinterpret_cast<uintptr_t>(handle));
         if (found == objects_.end()) throw Error(PYL_E_CLOSED, "the " + kind_ + " is closed already, or never was one");
         auto object = std::move(found->second);
@@ -42,13 +42,13 @@ public:
         return object;
     }
     size_t size() const {
-        const std::shared_lock lock(mutex_);
+        const std::scoped_lock lock(mutex_);
         return objects_.size();
     }
 
 private:
     std::string kind_;
-    mutable std::shared_mutex mutex_;
+    mutable std::mutex mutex_;  // not a shared_mutex: a child of fork() could not unlock that
     std::unordered_map<uintptr_t, std::shared_ptr<T>> objects_;
 };
 

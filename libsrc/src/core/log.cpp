@@ -5,11 +5,15 @@
 #include <deque>
 #include <mutex>
 
+#include "core/atfork.hpp"
+
 namespace pyl {
 
 static constexpr size_t max_lines = 4096;
-static std::mutex mutex;
-static std::deque<std::string> lines;
+// Never destroyed: a thread may log while the process exits.
+static std::mutex & mutex = *new std::mutex;
+static std::deque<std::string> & lines = *new std::deque<std::string>;
+static const bool is_guarded = (guard_across_fork(mutex), true);
 static uint64_t n_dropped = 0;
 static std::atomic<int> lowest{static_cast<int>(LogLevel::warning)};
 static thread_local LogCapture * capture = nullptr;
@@ -38,7 +42,8 @@ void log_add(LogLevel level, std::string_view text, bool continues) {
     }
 }
 
-void log_set_level(LogLevel level) { lowest = static_cast<int>(level); }
+void log_set_level(LogLevel level) {
+    (void)is_guarded; lowest = static_cast<int>(level); }
 
 std::string log_drain(uint64_t & dropped) {
     const std::scoped_lock lock(mutex);

@@ -3,6 +3,15 @@
 #include <map>
 #include <mutex>
 
+#if defined(_WIN32)
+#include <process.h>
+#define getpid _getpid
+#else
+#include <unistd.h>
+#endif
+
+#include "core/atfork.hpp"
+
 namespace pyl {
 
 namespace {
@@ -21,8 +30,19 @@ std::shared_ptr<Model> open_shared(const Engine & engine, const std::string & pa
     if (!file.empty()) {
         key += '|' + std::to_string(fs::file_size(file, ignored)) + '|' + std::to_string(fs::last_write_time(file, ignored).time_since_epoch().count());
     }
-    static std::mutex mutex;
-    static std::map<std::string, std::shared_ptr<Entry>> entries;
+    // Never destroyed: a thread may open a model while the process exits.
+    static auto & mutex = *new std::mutex;
+    static auto & entries = *new std::map<std::string, std::shared_ptr<Entry>>;
+    // A child forked while another thread was loading must not wait for that thread: it starts with entries of its own.
+    static const bool is_guarded = (guard_across_fork([] { mutex.lock(); }, [pid = getpid()]() mutable {
+        if (const auto now = getpid(); now != pid) {
+            pid = now;
+            new std::map<std::string, std::shared_ptr<Entry>>(std::move(entries));
+            entries.clear();
+        }
+        mutex.unlock();
+    }), true);
+    (void)is_guarded;
     std::shared_ptr<Entry> entry;
     {
         const std::scoped_lock lock(mutex);

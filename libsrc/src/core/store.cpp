@@ -178,8 +178,8 @@ void Store::release(uint32_t slot, bool clear_cache) noexcept {
 // ------------------------------------------------------------------------------------------------------------ the tree
 
 pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_t seed) {
-    // A branch decodes at most n_ctx tokens, so no position can run over.
-    if (const int64_t most = INT32_MAX - static_cast<int64_t>(live_.n_ctx); start_pos < 0 || start_pos > most) {
+    // No position can run over; and beyond 2^24 a float no longer tells neighbours apart, which is what rotary embeddings do.
+    if (const int64_t most = (1 << 24) - std::min<int64_t>(live_.n_ctx, 1 << 24); start_pos < 0 || start_pos > most) {
         throw Error(PYL_E_INVALID, "start_pos is " + std::to_string(start_pos) + "; it must be in 0.." + std::to_string(most));
     }
     need_leases(1);

@@ -86,7 +86,8 @@ private:
 
 std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params) {
     llama_context_params p = llama_context_default_params();
-    p.n_ctx = params.n_ctx;
+    // The engine cuts n_batch down to the n_ctx it is given, and only then rounds that up; a dispatch between the two would abort.
+    p.n_ctx = (params.n_ctx + 255) / 256 * 256;
     p.n_batch = p.n_ubatch = params.n_batch;
     p.n_seq_max = params.n_seq_max;
     p.n_outputs_max = params.n_seq_max;  // one row of logits a branch; 0 would size the buffers for n_batch of them
@@ -103,6 +104,7 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
         std::unique_ptr<llama_context, FreeContext> context(llama_init_from_model(model.raw(), p));
         if (!context) continue;
         if (!llama_get_memory(context.get())) throw Error(PYL_E_UNSUPPORTED, "this model keeps no memory between decodes, so there is nothing to fork");
+        if (llama_n_batch(context.get()) < std::min(params.n_batch, llama_n_ctx(context.get()))) throw Error(PYL_E_INTERNAL, "the engine opened the context with a smaller n_batch than asked for");
         return std::make_unique<LlamaContext>(context.release(), params, flash);
     }
     const std::string words = log.words("the engine gave no reason");

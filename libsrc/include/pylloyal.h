@@ -92,7 +92,7 @@ PYL_API void pyl_text_free(pyl_text * text);
 #define PYL_E_FORMAT (-10)      /* data is not in the format it should be in (model file, JSON). Unchanged. */
 #define PYL_E_IO (-11)          /* a file could not be opened or read. Unchanged. */
 #define PYL_E_INTERNAL (-12)    /* a broken promise inside the library; please report it. State as pyl_error says. */
-#define PYL_E_OUT_OF_MEMORY (-13) /* an allocation failed. Unchanged. */
+#define PYL_E_OUT_OF_MEMORY (-13) /* an allocation failed. Unchanged, advanced by the dispatches before, or poisoned. */
 #define PYL_E_NO_LEASE (-14)    /* every sequence of the store is taken; need and have are in leases. Unchanged. */
 #define PYL_E_CONTEXT (-15)     /* the tokens do not fit the cells that are left; need and have are in cells. Unchanged. */
 #define PYL_E_NO_CELLS (-16)    /* the engine found no room although cells were left. Unchanged, or poisoned if partial. */

@@ -1,7 +1,10 @@
 // What the tests of the store share: a stub model, short calls, and a snapshot of everything a refused call must leave alone.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -128,8 +131,9 @@ struct Facts {
 
 inline Facts facts(Store & store, pyl_branch handle) {
     const Branch & b = store.get(handle);
-    return {handle, store.handle_of(b.parent), store.list(handle), b.position, b.cells_own, b.cells_inherited, b.is_poisoned, b.grammar != nullptr, b.last_token, b.sampler.draws(), b.sampler.seed(), b.sampler.history(), b.sampler.params(),
-            b.logits.any() ? std::optional(row(store, handle)) : std::nullopt};
+    const auto logits = b.logits.any() ? std::optional(row(store, handle)) : std::nullopt;
+    return {handle, store.handle_of(b.parent), store.list(handle), b.position, b.cells_own, b.cells_inherited, b.is_poisoned, b.grammar != nullptr, b.last_token,
+            b.sampler.draws(), b.sampler.seed(), b.sampler.history(), b.sampler.params(), logits};
 }
 
 // Everything a caller can see of a store but counters of work done.
@@ -146,6 +150,57 @@ inline Snapshot snapshot(Store & store) {
     out.cells_used = p.cells_used, out.cells_remaining = p.cells_remaining, out.leases_used = p.leases_used, out.leases_remaining = p.leases_remaining;
     return out;
 }
+
+// The stub engine with somebody looking over its shoulder: `around` is called with each call into the cache and makes it.
+class Watched final : public Model {
+public:
+    using Around = std::function<void(const std::function<void()> & call)>;
+    Watched(std::shared_ptr<Model> model, Around around) : model_(std::move(model)), around_(std::move(around)) {}
+
+    const pyl_model_info & info() const override { return model_->info(); }
+    std::string metadata() const override { return model_->metadata(); }
+    Tokens tokenize(std::string_view text, uint32_t flags) const override { return model_->tokenize(text, flags); }
+    std::string piece(Token token, bool special) const override { return model_->piece(token, special); }
+    uint32_t token_flags(Token token) const override { return model_->token_flags(token); }
+    std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override { return model_->grammar(gbnf, root); }
+    std::string chat_render(std::string_view request) const override { return model_->chat_render(request); }
+    std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_); }
+
+private:
+    class Cache final : public Context {
+    public:
+        Cache(std::unique_ptr<Context> context, Around around) : context_(std::move(context)), around_(std::move(around)) {}
+        uint32_t n_ctx() const override { return context_->n_ctx(); }
+        int32_t flash_attn() const override { return context_->flash_attn(); }
+        const float * logits(size_t i) const override { return context_->logits(i); }
+        int32_t decode(const Batch & batch) override {
+            int32_t rc = 0;
+            watch([&] { rc = context_->decode(batch); });
+            return rc;
+        }
+        void seq_copy(Seq from, Seq to) override {
+            watch([&] { context_->seq_copy(from, to); });
+        }
+        void seq_remove(Seq seq) override {
+            watch([&] { context_->seq_remove(seq); });
+        }
+        void seq_keep(Seq seq) override {
+            watch([&] { context_->seq_keep(seq); });
+        }
+
+    private:
+        template <typename Call>
+        void watch(Call && call) {
+            around_(std::ref(call));  // by reference, so that watching itself allocates nothing
+        }
+
+        std::unique_ptr<Context> context_;
+        Around around_;
+    };
+
+    std::shared_ptr<Model> model_;
+    Around around_;
+};
 
 // A grammar the stub engine would not write: allows what it is told to.
 class OnlyThese final : public Grammar {

@@ -641,6 +641,14 @@ static void test_handles_after_free(void) {
     CHECK(third != store && third != second);
     OK(pyl_model_free(model));
     CLOSED(pyl_model_free(model));
+    /* Nor is one kind taken for another. */
+    pyl_pressure p;
+    p.struct_size = sizeof p;
+    model = open_model("stub:n_vocab=300");
+    CLOSED(pyl_store_pressure((const pyl_store *)(const void *)model, &p));
+    CLOSED(pyl_store_free((pyl_store *)(void *)model));
+    CLOSED(pyl_model_free((pyl_model *)(void *)third));
+    OK(pyl_model_free(model));
     OK(pyl_store_free(third));
     OK(pyl_store_free(second));
     check_nothing_alive(__LINE__);

@@ -329,14 +329,14 @@ void test_against_reference() {
         const Drawn drawn = draw(s, logits, grammar, 1500);
         ok = CHECK(fits(drawn, want)) && ok;
         if (!ok) {
-            std::fprintf(stderr, "    case %d: n %zu, temp %g top_k %d top_p %g min_p %g typ %g rep %g freq %g pres %g last_n %d, margin %g\n", n_tested, logits.size(), static_cast<double>(p.temperature), p.top_k,
-                         static_cast<double>(p.top_p), static_cast<double>(p.min_p), static_cast<double>(p.typical_p), static_cast<double>(p.penalty_repeat), static_cast<double>(p.penalty_frequency),
-                         static_cast<double>(p.penalty_presence), p.penalty_last_n, want.margin);
+            const auto d = [](float x) { return static_cast<double>(x); };
+            std::fprintf(stderr, "    case %d: n %zu, temperature %g, top_k %d, top_p %g, min_p %g, typical_p %g, repeat %g, frequency %g, presence %g, last_n %d, margin %g\n", n_tested, logits.size(), d(p.temperature),
+                         p.top_k, d(p.top_p), d(p.min_p), d(p.typical_p), d(p.penalty_repeat), d(p.penalty_frequency), d(p.penalty_presence), p.penalty_last_n, want.margin);
         }
         p.temperature = 0;  // greedy sees grammar and penalties, and nothing else
         s.set_params(p);
-        SamplingParams untruncated = plain();
-        untruncated.penalty_repeat = p.penalty_repeat, untruncated.penalty_frequency = p.penalty_frequency, untruncated.penalty_presence = p.penalty_presence, untruncated.penalty_last_n = p.penalty_last_n;
+        SamplingParams untruncated = p;
+        untruncated.temperature = 1, untruncated.top_k = 0, untruncated.top_p = 1, untruncated.min_p = 0, untruncated.typical_p = 1;
         const Reference all = reference(logits, untruncated, history, legal);
         const auto best = std::max_element(all.p.begin(), all.p.end(), [](const auto & a, const auto & b) { return a.second < b.second; });
         CHECK_EQ(draw_one(s, logits, grammar), best->first);

@@ -492,16 +492,31 @@ void test_duplicates_and_bad_tokens() {
     CHECK_EQ(nobody.tick.n_ticks, 0);
 }
 
-// What a refused prefill says of its runs is true of every one: none has landed anything, whatever the struct held before.
-void test_refused_prefill_fills_in_every_run() {
+// What a refused call says of its runs and lanes is true of every one, whatever the structs held before: nothing has landed.
+void test_refused_calls_fill_in_their_outputs() {
     Store store(model(), context(64, 8, 6));
-    const pyl_branch a = root(store), b = root(store);
+    const pyl_branch a = root(store, text(3)), b = root(store, text(4));
     const Tokens one{1};
-    std::vector<pyl_run> runs{run(a, one), run(0, one), run(b, one)};
-    refused(store, PYL_E_STALE, [&] { prefill(store, runs); });
-    for (const pyl_run & r : runs) {
-        CHECK_EQ(r.n_landed, 0);
-        CHECK_EQ(r.state, PYL_STATE_UNCHANGED);
+    for (const size_t bad : {0u, 1u, 2u}) {
+        std::vector<pyl_run> runs{run(a, one), run(b, one)};
+        runs.insert(runs.begin() + static_cast<std::ptrdiff_t>(bad), run(0, one));
+        refused(store, PYL_E_STALE, [&] { prefill(store, runs); });
+        for (const pyl_run & r : runs) {
+            CHECK_EQ(r.n_landed, 0);
+            CHECK_EQ(r.state, PYL_STATE_UNCHANGED);
+        }
+        Branches branches{a, b};
+        branches.insert(branches.begin() + static_cast<std::ptrdiff_t>(bad), 0);
+        Lanes l = lanes(branches, 2);
+        refused(store, PYL_E_STALE, [&] { run_tick(store, l); });
+        for (const pyl_lane & lane : l.lanes) {
+            CHECK_EQ(lane.n_tokens, 0);
+            CHECK_EQ(lane.state, PYL_STATE_UNCHANGED);
+            CHECK_EQ(lane.finish, PYL_FINISH_NONE);
+            CHECK_EQ(lane.final_token, -1);
+        }
+        CHECK_EQ(l.tick.n_ticks + l.tick.n_dispatches, 0);
+        CHECK_EQ(l.tick.out_of_cells, 0);
     }
 }
 
@@ -755,6 +770,7 @@ void test_tick_ends() {
         CHECK_EQ(l.lanes[0].n_tokens, 0);
         CHECK(facts(store, a) == before);
         CHECK(l.taken(1) == Tokens({66, 66, 66}));
+        CHECK_EQ(pressure(store).n_tokens_sampled, 3);  // who found nothing has not sampled a token
     }
     {  // out of cells: full ticks only, and not a draw more
         Store store(model(), context(15, 8, 4));
@@ -889,6 +905,85 @@ void test_grammar() {
     store.set_grammar(d, "", "root");
     CHECK(!store.get(d).grammar);
     commit(store, {d}, {'w'});
+}
+
+// A cancel that arrives in the middle of dispatch number `at`: that one lands, and no other begins.
+void test_cancel() {
+    const Tokens base = text(3), more = text(14, 2), other = text(3, 3);
+    for (int at = 1; at <= 5; at++) {
+        for (const uint32_t max_dispatches : {0u, 1u, 2u, 5u}) {
+            int n = -1;  // the first dispatch prefills the base
+            Store * running = nullptr;
+            Store store(std::make_shared<Watched>(model(),
+                                                  [&](const std::function<void()> & call) {
+                                                      call();
+                                                      if (running && ++n == at) running->cancel();
+                                                  }),
+                        context(64, 4, 4));
+            const pyl_branch a = root(store, base), b = root(store);
+            running = &store;
+            n = 0;
+            std::vector<pyl_run> runs{run(a, more), run(b, other)};  // 17 tokens in dispatches of 4: a 4, a 4, a 4, a 2 b 2, b 1
+            uint32_t told = 77;
+            const uint32_t limit = max_dispatches ? max_dispatches : 5;
+            const uint32_t landed = std::min<uint32_t>(limit, static_cast<uint32_t>(at)) * 4;
+            {
+                const Store::Call call(store);
+                const auto go = [&] { store.prefill(runs, max_dispatches, told); };
+                if (static_cast<uint32_t>(at) <= limit && at < 5) {  // seen also when the call would have returned here anyhow
+                    const Error error = CHECK_THROWS(PYL_E_CANCELLED, go());
+                    CHECK_EQ(error.state, PYL_STATE_ADVANCED);
+                    CHECK_EQ(error.partial, true);
+                } else {
+                    go();  // all of it was done, or the limit was reached, before anybody asked
+                }
+            }
+            running = nullptr;
+            CHECK_EQ(told, std::min<uint32_t>(limit, static_cast<uint32_t>(at)));
+            CHECK_EQ(runs[0].n_landed + runs[1].n_landed, std::min(landed, 17u));
+            CHECK_EQ(runs[0].n_landed, std::min(landed, 14u));
+            CHECK_EQ(runs[1].state, runs[1].n_landed ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED);
+            // The next call is its own: the flag is down, and the rest lands as if nothing had been.
+            const Store::Call call(store);
+            for (pyl_run & r : runs) r.tokens += r.n_landed, r.n_tokens -= r.n_landed;
+            prefill(store, runs);
+            CHECK(same_bits(row(store, a), replay(base + more)));
+            CHECK(same_bits(row(store, b), replay(other)));
+        }
+    }
+    for (int at = 1; at <= 6; at++) {  // the same for ticks: 6 steps, the last dispatch has nobody to stop
+        int n = 0;
+        Store * running = nullptr;
+        Store store(std::make_shared<Watched>(model(),
+                                              [&](const std::function<void()> & call) {
+                                                  call();
+                                                  if (running && ++n == at) running->cancel();
+                                              }),
+                    context());
+        const pyl_branch a = root(store, base, drawing(), 3), b = root(store, text(4, 5), drawing(), 4);
+        for (const pyl_branch x : {a, b}) store.get(x).grammar = std::make_unique<OnlyThese>(Tokens{65, 66, 67});
+        running = &store;
+        Lanes l = lanes({a, b}, 6, {}, {0, 3});
+        {
+            const Store::Call call(store);
+            if (at < 6) {
+                const Error error = CHECK_THROWS(PYL_E_CANCELLED, run_tick(store, l));
+                CHECK_EQ(error.state, PYL_STATE_ADVANCED);
+                CHECK_EQ(error.partial, true);
+            } else {
+                run_tick(store, l);
+            }
+        }
+        CHECK_EQ(l.tick.n_ticks, at);
+        CHECK_EQ(l.tick.n_dispatches, at);
+        CHECK_EQ(l.lanes[0].n_tokens, at);
+        CHECK_EQ(l.lanes[1].n_tokens, std::min(at, 3));
+        CHECK_EQ(l.lanes[1].finish, at >= 3 ? PYL_FINISH_LENGTH : PYL_FINISH_NONE);
+        for (const pyl_lane & lane : l.lanes) CHECK_EQ(lane.state, PYL_STATE_ADVANCED);
+        CHECK_EQ(store.get(a).sampler.draws(), at);
+        CHECK(same_bits(row(store, a), replay(base + l.taken(0))));
+        CHECK(same_bits(row(store, b), replay(text(4, 5) + l.taken(1))));
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------- the failure rule
@@ -1111,7 +1206,10 @@ void test_failed_tick() {
         for (const uint32_t at : {0u, 1u, 3u}) {
             // Lane 1 draws a stop token in the very tick that fails.
             const Tokens stops{want.taken(1)[at]};
-            for (size_t i = 0; i < 3; i++) CHECK_EQ(std::count(want.tokens.begin() + static_cast<std::ptrdiff_t>(i * n_steps), want.tokens.begin() + static_cast<std::ptrdiff_t>(i * n_steps + at + 1), stops[0]), i == 1);
+            for (size_t i = 0; i < 3; i++) {
+                const auto from = want.tokens.begin() + static_cast<std::ptrdiff_t>(i * n_steps);
+                CHECK_EQ(std::count(from, from + at + 1, stops[0]), i == 1);  // nobody else draws it, nor lane 1 earlier
+            }
             Store store(failure.model(2 + at), context(64, 16, 8));
             const Branches b = setup(store);
             const Facts bystander = facts(store, b[3]), top = facts(store, b[4]), lane1 = facts(store, b[1]);
@@ -1245,10 +1343,13 @@ void test_weights_are_shared() {
 }  // namespace
 
 int main() {
-    for (const auto test : {test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
-                            test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_prefill_fills_in_every_run, test_chunking, test_max_dispatches, test_packing, test_logits_survive,
-                            test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit, test_failed_tick, test_poisoned_parent, test_drain,
-                            test_calls_exclude_each_other, test_weights_are_shared}) {
+    const auto tests = {
+        test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
+        test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing,
+        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
+        test_failed_tick, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
+    };
+    for (const auto test : tests) {
         test();
         check_nothing_alive();
     }

@@ -361,6 +361,25 @@ void test_free_while_a_call_runs(bool drain) {
     CHECK_EQ(pyl_store_free(call.store), PYL_E_CLOSED);
 }
 
+// Whoever polls while a drain waits sees it, until there is nothing to see any more.
+void test_polling_during_drain() {
+    LongCall call(1);
+    std::thread drainer([&] { CHECK_EQ(pyl_store_drain(call.store), PYL_OK); });
+    bool seen = false;
+    pyl_pressure p{};
+    p.struct_size = sizeof p;
+    wait_until([&] {
+        const int32_t code = pyl_store_pressure(call.store, &p);
+        if (code != PYL_OK) return CHECK_EQ(code, PYL_E_CLOSED) || true;
+        CHECK(p.is_draining == 1 || !seen);  // once it has begun there is no way back
+        seen = seen || p.is_draining;
+        return false;
+    });
+    drainer.join();
+    call.check_stopped(1);
+    CHECK_EQ(pyl_store_free(call.store), PYL_OK);
+}
+
 // Several threads tear down at once: one frees, the others are told it is gone or wait for the same end.
 void test_tearing_down_together() {
     for (int round = 0; round < 8; round++) {
@@ -420,6 +439,7 @@ int main() {
     test_cancel_tick();
     test_free_while_a_call_runs(false);
     test_free_while_a_call_runs(true);
+    test_polling_during_drain();
     test_tearing_down_together();
     test_calls_during_free();
     const pyl_live n = live();

@@ -45,7 +45,7 @@ int32_t remember(const Error & error) noexcept {
     last.error.index = error.index;
     last.error.need = error.need;
     last.error.have = error.have;
-    set_message(last, error.message);
+    set_message(last, error.code == PYL_E_OUT_OF_MEMORY && error.message.empty() ? "an allocation failed" : std::string_view(error.message));
     return error.code;
 }
 

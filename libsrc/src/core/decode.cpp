@@ -38,7 +38,12 @@ void Store::save_rows(std::span<Branch * const> replaced) {
 
 int32_t Store::dispatch() {
     const auto start = Clock::now();
-    const int32_t rc = context_->decode(batch_);
+    int32_t rc = -3;
+    try {
+        rc = context_->decode(batch_);
+    } catch (const std::exception &) {
+        // Out of memory inside the engine: rows may have landed, as after any other failure of its own.
+    }
     live_.decode_s += seconds_since(start);
     live_.n_dispatches++;
     if (rc == 0) live_.n_tokens_decoded += batch_.size();
@@ -53,6 +58,14 @@ static Error decode_error(int32_t rc, bool partial) {
     error.partial = partial;
     error.state = rc != 1 && rc != -1 ? PYL_STATE_POISONED : partial ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
     return error;
+}
+
+// Out of memory before a dispatch: nothing of it happened, whatever landed before. No message: that would have to be allocated.
+[[noreturn]] static void out_of_memory(bool landed_any) {
+    Error error(PYL_E_OUT_OF_MEMORY, "");
+    error.partial = landed_any;
+    error.state = landed_any ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
+    throw error;
 }
 
 void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches) {
@@ -99,19 +112,23 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
             throw error;
         }
         if (max_dispatches != 0 && n_dispatches >= max_dispatches) return;
-        batch_.clear();
-        parts.clear();
-        touched.clear();
-        for (auto it = next; it != work.end() && batch_.size() < params_.n_batch; ++it) {
-            const uint32_t left = it->run->n_tokens - it->run->n_landed;
-            const uint32_t n = std::min<uint32_t>(left, params_.n_batch - static_cast<uint32_t>(batch_.size()));
-            for (uint32_t k = 0; k < n; k++) {
-                batch_.add(it->run->tokens[it->run->n_landed + k], it->branch->position + static_cast<Pos>(k), it->branch->seq, n == left && k + 1 == n);
+        try {
+            batch_.clear();
+            parts.clear();
+            touched.clear();
+            for (auto it = next; it != work.end() && batch_.size() < params_.n_batch; ++it) {
+                const uint32_t left = it->run->n_tokens - it->run->n_landed;
+                const uint32_t n = std::min<uint32_t>(left, params_.n_batch - static_cast<uint32_t>(batch_.size()));
+                for (uint32_t k = 0; k < n; k++) {
+                    batch_.add(it->run->tokens[it->run->n_landed + k], it->branch->position + static_cast<Pos>(k), it->branch->seq, n == left && k + 1 == n);
+                }
+                parts.push_back({it->branch, it->run, n, n == left});
+                touched.push_back(it->branch);
             }
-            parts.push_back({it->branch, it->run, n, n == left});
-            touched.push_back(it->branch);
+            save_rows(touched);
+        } catch (const std::bad_alloc &) {
+            out_of_memory(landed_any);
         }
-        save_rows(touched);
         epoch_++;
         const int32_t rc = dispatch();
         n_dispatches++;
@@ -193,6 +210,7 @@ void Store::land(std::span<Branch * const> branches, const Token * tokens) {
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return branches[a]->seq < branches[b]->seq; });
     batch_.clear();
     for (const size_t i : order) batch_.add(tokens[i], branches[i]->position, branches[i]->seq, true);
+    for (Branch * branch : branches) branch->sampler.make_room();
     save_rows(branches);
     epoch_++;
     const int32_t rc = dispatch();
@@ -215,9 +233,10 @@ void Store::land(std::span<Branch * const> branches, const Token * tokens) {
         try {
             branches[i]->sampler.accept(tokens[i]);
             if (branches[i]->grammar) branches[i]->grammar->accept(tokens[i]);
-        } catch (const std::exception & cause) {  // out of memory with the token already in the cache
-            for (size_t j = i; j < branches.size(); j++) branches[j]->is_poisoned = true;
-            Error error(PYL_E_INTERNAL, std::string("a landed token could not be recorded: ") + cause.what());
+        } catch (const std::exception & cause) {  // a grammar failed with the tokens already in the cache
+            for (Branch * branch : branches) branch->is_poisoned = true;
+            const bool memory = dynamic_cast<const std::bad_alloc *>(&cause) != nullptr;
+            Error error(memory ? PYL_E_OUT_OF_MEMORY : PYL_E_INTERNAL, memory ? std::string() : std::string("a landed token could not be recorded: ") + cause.what());
             error.state = PYL_STATE_POISONED;
             throw std::move(error).at(i);
         }
@@ -296,12 +315,12 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
             after.partial = step > 0;
             if (after.state == PYL_STATE_UNCHANGED && step > 0) after.state = PYL_STATE_ADVANCED;
             throw after;
-        } catch (...) {
+        } catch (const std::bad_alloc &) {
             undo();
-            throw;
+            out_of_memory(step > 0);
         }
         tick.n_ticks++;
-        live_.n_tokens_sampled += active.size();
+        live_.n_tokens_sampled += static_cast<uint64_t>(std::count_if(active.begin(), active.end(), [&](size_t i) { return lanes[i].finish != PYL_FINISH_ILLEGAL; }));
         for (size_t k = 0; k < lane_of.size(); k++) {
             pyl_lane & lane = lanes[lane_of[k]];
             tokens[lane_of[k] * n_steps + lane.n_tokens++] = drawn[k];

@@ -49,8 +49,11 @@ public:
 
     // The next token for these logits, or -1 when grammar and logits leave nothing. Advances the stream by one unless greedy.
     Token sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch);
-    // Records a token that was really decoded.
+    // Records a token that was really decoded; cannot fail after make_room().
     void accept(Token token);
+    void make_room() {
+        if (history_.size() == history_.capacity()) history_.reserve(2 * history_.size() + 16);
+    }
     const std::vector<Token> & history() const { return history_; }
 
 private:

@@ -1,0 +1,264 @@
+// Out of memory at every allocation there is. Each operation is run again and again, the n-th allocation inside it failing (once,
+// or from there on), until it gets through; after each failure what the exception and the outputs say must be what is so.
+// The engine's own memory is left out: its failures are codes, and test_store has those.
+#include <cstdlib>
+#include <map>
+#include <new>
+#include <string>
+
+#include "check.hpp"
+#include "stub_store.hpp"
+
+namespace {
+bool is_armed = false, goes_on = false;
+long until_failure = 0;
+bool has_failed = false;
+long n_th = 0;
+}  // namespace
+
+// Not inlined: GCC would then see malloc meet delete, and warn.
+[[gnu::noinline]] void * operator new(size_t size) {
+    if (is_armed && --until_failure <= 0 && (until_failure == 0 || goes_on)) {
+        has_failed = true;
+        throw std::bad_alloc();
+    }
+    if (void * memory = std::malloc(size ? size : 1)) return memory;
+    throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void * memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void * memory, size_t) noexcept { std::free(memory); }
+
+using namespace stub;
+
+namespace {
+
+std::shared_ptr<Model> quiet_model() {
+    static const auto shared = model();
+    return std::make_shared<Watched>(shared, [](const std::function<void()> & call) {
+        const bool was = std::exchange(is_armed, false);
+        call();
+        is_armed = was;
+    });
+}
+
+// A few branches in every state: a root, children with and without logits of their own, one with a grammar, an empty one.
+struct World {
+    Store store{quiet_model(), context(64, 4, 10)};
+    std::map<pyl_branch, Tokens> paths;  // what each branch must see
+    pyl_branch top, a, b, strict, empty;
+
+    World() {
+        SamplingParams p;
+        p.penalty_repeat = 1.2f, p.typical_p = 0.9f;
+        top = root(store, text(5), p, 7);
+        paths[top] = text(5);
+        const auto kids = fork(store, top, 3);
+        a = kids[0], b = kids[1], strict = kids[2];
+        for (const pyl_branch kid : kids) paths[kid] = text(5);
+        store.set_grammar(strict, "root ::= \"abcdefgh\"", "root");
+        commit(store, {b}, {1});
+        paths[b].push_back(1);
+        empty = root(store);
+        paths[empty] = {};
+    }
+
+    // Every branch is what `paths` says, or poisoned, or gone; and all of it can be given back.
+    void check_sound() {
+        for (const auto & [handle, path] : paths) {
+            const Branch * branch = nullptr;
+            try {
+                branch = &store.get(handle);
+            } catch (const Error &) {
+                continue;
+            }
+            if (branch->is_poisoned) continue;
+            CHECK_EQ(branch->position, path.size());
+            CHECK_EQ(branch->cells_own + branch->cells_inherited, path.size());
+            if (branch->logits.any()) CHECK(same_bits(row(store, handle), replay(path)));
+        }
+        uint32_t used = 0;
+        for (const pyl_branch handle : store.list(0)) used += store.get(handle).cells_own;
+        CHECK_EQ(pressure(store).cells_used, used);
+        for (const pyl_branch handle : store.list(0)) store.prune_subtree(handle);
+        CHECK_EQ(pressure(store).cells_used, 0);
+        CHECK_EQ(pressure(store).leases_remaining, 10);
+        const pyl_branch filler = root(store, text(64));  // the cache is as empty as the books say
+        CHECK(same_bits(row(store, filler), replay(text(64))));
+    }
+};
+
+// `prepare` makes the arguments, `go` does the operation with them, `account` tells paths what has landed, also after a failure.
+template <typename Prepare, typename Go, typename Account>
+void sweep(const char * name, Prepare && prepare, Go && go, Account && account) {
+    int n_failures = 0;
+    for (const bool persistent : {false, true}) {
+        for (has_failed = true; has_failed; n_failures += has_failed) {
+            World world;
+            auto arguments = prepare(world);
+            const Snapshot before = snapshot(world.store);
+            const int failed_before = check::n_failed;
+            std::optional<Error> error;
+            bool threw = false;
+            has_failed = false, goes_on = persistent, until_failure = ++n_th;
+            is_armed = true;
+            try {
+                go(world, arguments);
+                is_armed = false;
+            } catch (const Error & thrown) {
+                is_armed = false;
+                threw = true, error = thrown;
+            } catch (const std::exception &) {
+                is_armed = false;
+                threw = true;
+            }
+            CHECK(has_failed || !threw);
+            if (threw && (!error || error->state == PYL_STATE_UNCHANGED)) {
+                CHECK(snapshot(world.store) == before);  // "an allocation failed. Unchanged."
+            } else {
+                account(world, arguments, threw);
+            }
+            world.check_sound();
+            if (check::n_failed > failed_before) std::fprintf(stderr, "    %s, allocation %ld failing%s: %s\n", name, n_th, persistent ? " and all after it" : "", error ? error->what() : threw ? "bad_alloc" : "went through");
+        }
+        n_th = 0;
+    }
+    std::printf("%s: %d failures\n", name, n_failures);
+}
+
+// After a failed call that names several branches, each is as before or poisoned; none has quietly moved on.
+void as_before_or_poisoned(World & world, const Branches & branches, const Snapshot & before) {
+    for (const Facts & f : before.branches) {
+        if (std::find(branches.begin(), branches.end(), f.handle) != branches.end() && !world.store.get(f.handle).is_poisoned) CHECK(facts(world.store, f.handle) == f);
+    }
+}
+
+void test_each() {
+    struct None {};
+    const auto none = [](World &) { return None(); };
+    const auto nothing = [](World &, None, bool) {};
+    sweep("create", none, [](World & w, None) { w.store.create(0, greedy(), 1); }, nothing);
+    sweep("prune_subtree", none, [](World & w, None) { w.store.prune_subtree(w.top); }, nothing);
+    sweep("retain_only", none, [](World & w, None) { w.store.retain_only(w.b); }, nothing);
+    sweep("list", none, [](World & w, None) { w.store.list(0); }, nothing);
+    sweep("prune", [](World & w) { return Branches{w.a, w.empty}; }, [](World & w, const Branches & b) { w.store.prune(b); }, [](World &, const Branches &, bool) {});
+    const std::string gbnf = "root ::= \"another, longer than a short string\"", name = "root";
+    sweep("set_grammar", none, [&](World & w, None) { w.store.set_grammar(w.strict, gbnf, name); }, nothing);
+
+    const std::vector<uint64_t> seeds{1, 2, 3};
+    sweep(
+        "fork", [](World &) { return Branches{0, 0, 0}; }, [&](World & w, Branches & out) { w.store.fork(w.strict, out, seeds.data()); },
+        [](World & w, const Branches & out, bool) {
+            for (const pyl_branch b : out) CHECK(b != 0 && w.store.get(b).grammar);
+            for (const pyl_branch b : out) w.paths[b] = w.paths[w.strict];
+        });
+
+    struct Call {
+        Branches branches;
+        Tokens tokens;
+        Snapshot before;
+    };
+    sweep(
+        "sample", [](World & w) { return Call{{w.top, w.strict, w.b}, {-77, -77, -77}, {}}; }, [](World & w, Call & c) { w.store.sample(c.branches, c.tokens.data()); },
+        [](World &, const Call & c, bool) { CHECK(c.tokens[0] >= 0 && c.tokens[1] == 'a' && c.tokens[2] >= 0); });
+    sweep(
+        "commit", [](World & w) { return Call{{w.strict, w.a, w.b}, {'a', 10, 11}, snapshot(w.store)}; }, [](World & w, Call & c) { w.store.commit(c.branches, c.tokens.data()); },
+        [](World & w, const Call & c, bool threw) {
+            if (threw) return as_before_or_poisoned(w, c.branches, c.before);
+            for (size_t i = 0; i < c.branches.size(); i++) w.paths[c.branches[i]].push_back(c.tokens[i]);
+        });
+
+    struct Prefill {
+        std::vector<Tokens> texts;
+        std::vector<pyl_run> runs;
+    };
+    sweep(
+        "prefill",
+        [](World & w) {
+            // Dispatches of 4 that begin and end runs: a finished one's logits must be kept through the ones after it.
+            Prefill out{{text(3, 2), text(6, 3), text(1, 4), text(1, 5), text(1, 6)}, {}};
+            const Branches branches{w.top, w.a, w.b, w.strict, w.empty};
+            for (size_t i = 0; i < branches.size(); i++) out.runs.push_back(run(branches[i], out.texts[i]));
+            return out;
+        },
+        [](World & w, Prefill & p) { prefill(w.store, p.runs); },
+        [](World & w, const Prefill & p, bool) {
+            for (const pyl_run & r : p.runs) {
+                for (uint32_t k = 0; k < r.n_landed; k++) w.paths[r.branch].push_back(r.tokens[k]);
+                CHECK_EQ(r.state == PYL_STATE_POISONED, w.store.get(r.branch).is_poisoned);
+                CHECK_EQ(r.state == PYL_STATE_ADVANCED, r.n_landed > 0 && !w.store.get(r.branch).is_poisoned);
+            }
+        });
+
+    for (const uint32_t n_steps : {1u, 5u}) {
+        sweep(
+            n_steps == 1 ? "tick" : "five ticks",
+            [n_steps](World & w) {
+                for (const pyl_branch b : {w.top, w.b}) w.store.get(b).grammar = std::make_unique<OnlyThese>(Tokens{65, 66, 67, 68});
+                return lanes({w.top, w.b, w.strict}, n_steps, {}, {0, 2, 0});  // one ends on the way, and keeps its logits
+            },
+            [](World & w, Lanes & l) { run_tick(w.store, l); },
+            [](World & w, const Lanes & l, bool threw) {
+                for (size_t i = 0; i < l.lanes.size(); i++) {
+                    const Branch & branch = w.store.get(l.lanes[i].branch);
+                    const Tokens taken = l.taken(i), fed = i == 1 ? Tokens{1} + taken : taken;
+                    w.paths[l.lanes[i].branch] = w.paths[l.lanes[i].branch] + taken;
+                    CHECK_EQ(l.lanes[i].state, branch.is_poisoned ? PYL_STATE_POISONED : taken.empty() ? PYL_STATE_UNCHANGED : PYL_STATE_ADVANCED);
+                    if (branch.is_poisoned) continue;
+                    CHECK(branch.sampler.history() == fed);
+                    CHECK_EQ(branch.sampler.draws(), taken.size());
+                }
+                CHECK(threw || l.lanes[0].n_tokens == l.tick.n_ticks);
+            });
+    }
+}
+
+// A grammar that breaks when it is fed a token the cache holds already: rare, and still no lie may be told about it.
+class Breaks final : public Grammar {
+public:
+    explicit Breaks(int after) : after_(after) {}
+    std::unique_ptr<Grammar> clone() const override { return std::make_unique<Breaks>(after_); }
+    void filter(std::span<Candidate>) override {}
+    void accept(Token) override {
+        if (after_-- == 0) throw std::bad_alloc();
+    }
+
+private:
+    int after_;
+};
+
+void test_a_landed_token_that_cannot_be_recorded() {
+    for (const int after : {0, 2}) {
+        World w;
+        w.store.get(w.a).grammar = std::make_unique<Breaks>(after);
+        w.store.get(w.top).grammar = std::make_unique<OnlyThese>(Tokens{65, 66});
+        w.store.get(w.b).grammar = std::make_unique<OnlyThese>(Tokens{65, 66});
+        Lanes l = lanes({w.top, w.a, w.b}, 6);
+        const Error error = CHECK_THROWS(PYL_E_OUT_OF_MEMORY, run_tick(w.store, l));
+        CHECK_EQ(error.state, PYL_STATE_POISONED);
+        CHECK_EQ(error.partial, after > 0);
+        CHECK(w.store.get(w.a).is_poisoned);
+        for (size_t i = 0; i < 3; i++) {
+            const pyl_branch b = l.lanes[i].branch;
+            const Branch & branch = w.store.get(b);
+            for (const Token token : l.taken(i)) w.paths[b].push_back(token);
+            CHECK_EQ(l.lanes[i].state, branch.is_poisoned ? PYL_STATE_POISONED : l.lanes[i].n_tokens ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED);
+            CHECK(branch.is_poisoned || branch.sampler.history() == l.taken(i));
+        }
+        w.check_sound();
+    }
+    World w;
+    w.store.get(w.a).grammar = std::make_unique<Breaks>(0);
+    const Snapshot before = snapshot(w.store);
+    const Error error = CHECK_THROWS(PYL_E_OUT_OF_MEMORY, commit(w.store, {w.top, w.a, w.b}, {1, 2, 3}));
+    CHECK_EQ(error.state, PYL_STATE_POISONED);
+    as_before_or_poisoned(w, {w.top, w.a, w.b}, before);
+    CHECK(w.store.get(w.a).is_poisoned);
+}
+
+}  // namespace
+
+int main() {
+    test_each();
+    test_a_landed_token_that_cannot_be_recorded();
+    return check::result("test_memory");
+}

@@ -301,7 +301,7 @@ class Store(Handle):
         DecodeError, DecodeCancelledError
             A later tick failed; ``result`` holds the :class:`Ticks` before it.
         """
-        if n_steps < 1:
+        if not 0 < n_steps < 2**31:
             raise errors.InvalidArgumentError(f"n_steps is {n_steps}; it must be 1 or more")
         with self._turn.take():
             step = self._buffers(len(branches))
@@ -397,32 +397,38 @@ class Store(Handle):
             call()
             return
         caught: list[BaseException] = []
-        done = threading.Event()
-        owner: dict[str, str] = {}  # whoever claims the call first decides whether it runs: setdefault is atomic
+        ended: list[bool] = []  # only ever grows, so no interrupt can leave it half-set
+        over = threading.Lock()
+        over.acquire()
 
         def body() -> None:
             try:
-                if owner.setdefault("call", "thread") == "thread":
-                    call()
+                call()
             except BaseException as error:
                 caught.append(error)
             finally:
-                done.set()
+                ended.append(True)
+                over.release()
 
-        # Not threading.Thread: an interrupted join() takes a running thread for a finished one (bpo-45274), and an interrupted
-        # start() cannot say whether it started.
+        # Bare locks and threads: threading.Thread takes an interrupted join() for a finished thread (bpo-45274), and Event and
+        # Condition are Python code that an interrupt can break in the middle.
+        interrupt: KeyboardInterrupt | None = None
+        start = _thread.start_new_thread
         try:
-            _thread.start_new_thread(body, ())
-            while not done.wait(0.05):  # with a timeout: a signal that comes just before a wait does not end it
-                pass
-        finally:  # whatever happened, nobody is inside any more when this returns
-            is_over = False
-            while not is_over:
-                with contextlib.suppress(KeyboardInterrupt):
-                    while owner.setdefault("call", "caller") == "thread" and not done.is_set():
-                        self.cancel()  # again and again: it may not have got into the kernel yet, and a cancel is for who is inside
-                        done.wait(0.01)
-                    is_over = True
+            start(body, ())  # the first thing inside `try`: an interrupt from here on means that it has started
+            while not ended:  # with a timeout: a signal that comes just before a wait does not end it
+                over.acquire(timeout=0.05)
+        except RuntimeError:  # no new threads: the interpreter is shutting down
+            call()
+            return
+        except KeyboardInterrupt as error:
+            interrupt = error
+        while not ended:
+            with contextlib.suppress(KeyboardInterrupt):
+                self.cancel()  # again and again: it may not have got into the kernel yet, and a cancel is for who is inside
+                over.acquire(timeout=0.02)
+        if interrupt is not None:
+            raise interrupt
         if caught:
             raise caught[0]
 

@@ -18,12 +18,27 @@ static std::vector<Pair> & pairs() {
     return *all;
 }
 
-void guard_across_fork(std::function<void()> lock, std::function<void()> unlock) {
+static std::mutex & own() {
     static auto * mutex = new std::mutex;
-    const std::scoped_lock guard(*mutex);
+    return *mutex;
+}
+
+#if !defined(_WIN32)
+static void before() {
+    own().lock();
+    for (auto & pair : pairs()) pair.first();
+}
+static void after() {
+    for (auto & pair : pairs()) pair.second();
+    own().unlock();
+}
+#endif
+
+void guard_across_fork(std::function<void()> lock, std::function<void()> unlock) {
+    const std::scoped_lock guard(own());
     pairs().emplace_back(std::move(lock), std::move(unlock));
 #if !defined(_WIN32)
-    static const int registered = pthread_atfork([] { for (auto & p : pairs()) p.first(); }, [] { for (auto & p : pairs()) p.second(); }, [] { for (auto & p : pairs()) p.second(); });
+    static const int registered = pthread_atfork(before, after, after);
     (void)registered;
 #endif
 }

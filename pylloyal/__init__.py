@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from .errors import PylloyalError as PylloyalError
     from .kernel.branch import Branch as Branch
+    from .kernel.branch import Distribution as Distribution
     from .kernel.branch import LogitsView as LogitsView
     from .kernel.chat import ChatMessage as ChatMessage
     from .kernel.chat import ChatPrompt as ChatPrompt
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "PylloyalError": "errors",
-    "Branch": "kernel.branch", "LogitsView": "kernel.branch",
+    "Branch": "kernel.branch", "Distribution": "kernel.branch", "LogitsView": "kernel.branch",
     "ChatMessage": "kernel.chat", "ChatPrompt": "kernel.chat",
     "Grammar": "kernel.grammar", "Model": "kernel.model", "Sampling": "kernel.sampling",
     "Finish": "kernel.store", "Pressure": "kernel.store", "Store": "kernel.store", "Ticks": "kernel.store",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = ROOT / "libsrc" / "include" / "pylloyal.h"
-SCALARS = {"int32_t": ("c_int32", 4), "uint32_t": ("c_uint32", 4), "int64_t": ("c_int64", 8), "uint64_t": ("c_uint64", 8), "size_t": ("c_size_t", 8),
+SCALARS = {"uint8_t": ("c_uint8", 1), "int32_t": ("c_int32", 4), "uint32_t": ("c_uint32", 4), "int64_t": ("c_int64", 8), "uint64_t": ("c_uint64", 8), "size_t": ("c_size_t", 8),
            "float": ("c_float", 4), "double": ("c_double", 8), "pyl_branch": ("c_uint64", 8)}
 POINTED = {"char": "c_char_p", **{name: f"POINTER({ctype})" for name, (ctype, _) in SCALARS.items()}}
 

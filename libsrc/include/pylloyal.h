@@ -333,7 +333,7 @@ PYL_API int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
 #define PYL_SEED_KEEP 0  /* keep the stream that is there (a new branch gets one from the operating system) */
 #define PYL_SEED_SET 1   /* start a new stream from `seed` */
 
-/* Order: grammar, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
+/* Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
 typedef struct pyl_sampling {
     uint32_t struct_size;
     float temperature;       /* > 0 draws; <= 0 greedy */
@@ -364,6 +364,14 @@ PYL_API int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, py
  *   root  NUL-terminated name of the start rule; NULL for "root". */
 PYL_API int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
 
+#define PYL_BIAS 0  /* part of the branch: forks carry it */
+#define PYL_STEER 1 /* for this branch alone: forks do not carry it, fast_forward moves it */
+
+/* Adds to the logits of some tokens whenever this branch is sampled, before penalties and truncation; -infinity bans a token.
+ * Replaces what was set before for the same `kind`; n == 0 clears it. Copied.
+ * Errors: PYL_E_INVALID with the index of a NaN, a +infinity or an id outside the vocabulary. Thread: store. */
+PYL_API int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n);
+
 /* ---------------------------------------------------------------------------------------------------------- branches -- */
 
 /* Makes a new root: empty, no logits, its own lease.
@@ -390,6 +398,13 @@ PYL_API int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch);
 /* Keeps one branch and releases every other one (ancestors, siblings, its own descendants). The handle stays and becomes
  * a root that owns all its cells. Errors: PYL_E_STALE, PYL_E_POISONED. Thread: store. */
 PYL_API int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
+
+/* Lets a branch take over where its child stands: the child's sequence, position, sampling, grammar, bias, steering and
+ * logits become the parent's, which keeps its handle, its own parent and its other children; the child's children become its own. No
+ * decode, no copy of a cell, one lease free again, cells_used unchanged. Also works on recurrent models, and repairs a
+ * poisoned parent. Errors: PYL_E_DIVERGED (not a direct child, or the parent decoded since the fork), PYL_E_STALE,
+ * PYL_E_POISONED (the child). Thread: store. */
+PYL_API int32_t pyl_branch_fast_forward(pyl_store * store, pyl_branch parent, pyl_branch child);
 
 typedef struct pyl_branch_info {
     uint32_t struct_size;
@@ -486,6 +501,32 @@ typedef struct pyl_logits_view {
 
 /* A look at the logits of a branch without a copy. Errors: PYL_E_NO_LOGITS, PYL_E_STALE. Thread: store. */
 PYL_API int32_t pyl_branch_logits(pyl_store * store, pyl_branch branch, pyl_logits_view * out);
+
+/* Replaces the logits of a branch: n_vocab floats, Copied; -infinity bans a token. Position and cells stay.
+ * Errors: PYL_E_INVALID (n is not the vocabulary's size, a NaN or +infinity). Thread: store. */
+PYL_API int32_t pyl_branch_set_logits(pyl_store * store, pyl_branch branch, const float * logits, size_t n);
+
+/* Adds alpha times the sum of the experts' logits to those of `branch`: contrast (alpha < 0), ensembles, guidance. Nothing is
+ * decoded and no cache is touched. The branch may be its own expert. A token that is -infinity for the branch stays so; what an
+ * expert bans is banned when alpha > 0 and keeps its logit otherwise, so no infinity or NaN comes of it. Errors: PYL_E_NO_LOGITS with the expert's index, PYL_E_INVALID (alpha not finite), PYL_E_STALE,
+ * PYL_E_POISONED: unchanged. Thread: store. */
+PYL_API int32_t pyl_branch_merge_logits(pyl_store * store, pyl_branch branch, const pyl_branch * experts, size_t n, float alpha);
+
+/* Whether each token may come next under the branch's grammar and bias (1) or not (0). Neither changes.
+ *   legal  n bytes. Errors: PYL_E_INVALID with the index of an id outside the vocabulary. Thread: store. */
+PYL_API int32_t pyl_branch_legal_n(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, uint8_t * legal);
+
+typedef struct pyl_distribution {
+    uint32_t struct_size;
+    int32_t most_likely;  /* token */
+    double entropy;       /* nats, of the model's distribution at temperature 1 */
+    double log_sum;       /* natural log of the sum of exponentials: surprisal of token t is log_sum - logit[t] */
+    double max_logit;
+} pyl_distribution;
+
+/* How sure the model is of the next token, from the branch's logits alone (no bias, no grammar). Cost: one pass over the
+ * vocabulary. Errors: PYL_E_NO_LOGITS, PYL_E_ILLEGAL when every logit is -infinity. Thread: store. */
+PYL_API int32_t pyl_branch_distribution(pyl_store * store, pyl_branch branch, pyl_distribution * out);
 
 /* The store's epoch now; a view whose epoch differs must not be read any more. 0 for a store that is closed. Thread: any. */
 PYL_API uint64_t pyl_store_epoch(const pyl_store * store);

@@ -63,6 +63,8 @@ KV_Q5_1: Final = 7
 KV_IQ4_NL: Final = 8
 SEED_KEEP: Final = 0
 SEED_SET: Final = 1
+BIAS: Final = 0
+STEER: Final = 1
 FINISH_NONE: Final = 0
 FINISH_EOG: Final = 1
 FINISH_STOP: Final = 2
@@ -194,7 +196,7 @@ class pyl_pressure(Structure):
 
 
 class pyl_sampling(Structure):
-    """Order: grammar, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token."""
+    """Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token."""
 
     _fields_ = [
         ("struct_size", c_uint32),
@@ -283,6 +285,18 @@ class pyl_logits_view(Structure):
     ]
 
 
+class pyl_distribution(Structure):
+    """pyl_distribution"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("most_likely", c_int32),
+        ("entropy", c_double),
+        ("log_sum", c_double),
+        ("max_logit", c_double),
+    ]
+
+
 # name, result, arguments, whether the result is a status
 PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_abi_version", c_int32, [], False),  # int32_t pyl_abi_version(void);
@@ -316,11 +330,13 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_branch_set_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
     ("pyl_branch_get_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
     ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t, c_char_p], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
+    ("pyl_branch_set_bias", c_int32, [pyl_store_p, c_uint64, c_int32, POINTER(c_int32), POINTER(c_float), c_size_t], True),  # int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n);
     ("pyl_branch_create", c_int32, [pyl_store_p, POINTER(c_uint64), c_int32, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
     ("pyl_branch_fork_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_uint64)], True),  # int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);
     ("pyl_branch_prune_n", c_int32, [pyl_store_p, POINTER(c_uint64), c_size_t], True),  # int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n);
     ("pyl_branch_prune_subtree", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch);
     ("pyl_branch_retain_only", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
+    ("pyl_branch_fast_forward", c_int32, [pyl_store_p, c_uint64, c_uint64], True),  # int32_t pyl_branch_fast_forward(pyl_store * store, pyl_branch parent, pyl_branch child);
     ("pyl_branch_describe", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_branch_info)], True),  # int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_info * out);
     ("pyl_branch_list", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_size_t)], True),  # int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * out, size_t capacity, size_t * n);
     ("pyl_prefill_n", c_int32, [pyl_store_p, POINTER(pyl_run), c_size_t, c_uint32, POINTER(c_uint32)], True),  # int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches);
@@ -328,7 +344,11 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_commit_n", c_int32, [pyl_store_p, POINTER(c_uint64), POINTER(c_int32), c_size_t], True),  # int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32_t * tokens, size_t n);
     ("pyl_tick_n", c_int32, [pyl_store_p, POINTER(pyl_tick), POINTER(pyl_lane), c_size_t, POINTER(c_int32)], True),  # int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t n_lanes, int32_t * tokens);
     ("pyl_branch_logits", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_logits_view)], True),  # int32_t pyl_branch_logits(pyl_store * store, pyl_branch branch, pyl_logits_view * out);
+    ("pyl_branch_set_logits", c_int32, [pyl_store_p, c_uint64, POINTER(c_float), c_size_t], True),  # int32_t pyl_branch_set_logits(pyl_store * store, pyl_branch branch, const float * logits, size_t n);
+    ("pyl_branch_merge_logits", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, c_float], True),  # int32_t pyl_branch_merge_logits(pyl_store * store, pyl_branch branch, const pyl_branch * experts, size_t n, float alpha);
+    ("pyl_branch_legal_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_int32), c_size_t, POINTER(c_uint8)], True),  # int32_t pyl_branch_legal_n(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, uint8_t * legal);
+    ("pyl_branch_distribution", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_distribution)], True),  # int32_t pyl_branch_distribution(pyl_store * store, pyl_branch branch, pyl_distribution * out);
     ("pyl_store_epoch", c_uint64, [pyl_store_p], False),  # uint64_t pyl_store_epoch(const pyl_store * store);
 ]
 
-STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view]
+STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution]

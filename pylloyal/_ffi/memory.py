@@ -53,6 +53,17 @@ def i32_room(n: int) -> Any:
     return (ctypes.c_int32 * n)()
 
 
+def f32_array(values: Any) -> Any:
+    """Floats for the library to read; a float32 array is passed as it lies."""
+    if isinstance(values, np.ndarray):
+        return values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    return (ctypes.c_float * len(values))(*values)
+
+
+def u8_room(n: int) -> Any:
+    return (ctypes.c_uint8 * n)()
+
+
 def floats(data: Any, n: int, owner: object) -> npt.NDArray[np.float32]:
     """A read-only numpy view of ``n`` floats the library owns; it keeps ``owner`` from being collected, not from being closed."""
     memory = ctypes.cast(data, ctypes.POINTER(ctypes.c_float * n)).contents

@@ -1,7 +1,8 @@
 """A branch: one line of thought in a store, cheap to fork, explicit to prune."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from .. import errors
 from .._ffi import capi
 from .._ffi.load import library
-from .._ffi.memory import MASK64, floats, new, ref, u64_array, u64_room
+from .._ffi.memory import MASK64, f32_array, floats, i32_array, new, ref, u8_room, u64_array, u64_room
 from .chat import ChatPrompt
 from .grammar import Grammar
 from .sampling import Sampling
@@ -20,6 +21,31 @@ if TYPE_CHECKING:
     from .store import Store
 
 Prefillable = str | ChatPrompt | Sequence[int] | npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """The model's view of the next token, at temperature 1.
+
+    Attributes
+    ----------
+    most_likely : int
+        A token.
+    entropy : float
+        In nats.
+    log_sum : float
+        Natural log of the sum of exponentials: ``log_sum - logit`` is a token's surprisal.
+    max_logit : float
+    """
+
+    most_likely: int
+    entropy: float
+    log_sum: float
+    max_logit: float
+
+    def surprisal(self, logit: float) -> float:
+        """Nats of surprise at a token with this logit."""
+        return self.log_sum - logit
 
 
 class LogitsView:
@@ -188,6 +214,19 @@ class Branch:
         """Prune this branch and everything below it."""
         self._call(library().pyl_branch_prune_subtree)
 
+    def fast_forward(self, child: Branch) -> None:
+        """Take over where a child stands, and let the child go: no decode, no copy of a cell, one lease free again.
+
+        Sequence, position, sampling, grammar, bias, steering and logits become this branch's; it keeps its handle, its parent and its other
+        children, and the child's children become its own. Works on recurrent models, and repairs a poisoned branch.
+
+        Raises
+        ------
+        DivergedError
+            Not a direct child, or this branch decoded since the fork; nothing changed.
+        """
+        self._call(library().pyl_branch_fast_forward, self.store._own(child))
+
     def retain_only(self) -> None:
         """Keep this branch and prune every other one of the store; it becomes a root that owns all its cells."""
         self._call(library().pyl_branch_retain_only)
@@ -228,7 +267,52 @@ class Branch:
         self._call(library().pyl_branch_logits, ref(view))
         return LogitsView(self.store, view)
 
+    def set_logits(self, logits: npt.ArrayLike) -> None:
+        """Replace the logits: n_vocab numbers below +infinity; -infinity bans a token. Position and cells stay."""
+        row = np.ascontiguousarray(logits, np.float32)
+        if row.ndim != 1:
+            raise errors.InvalidArgumentError(f"logits of shape {row.shape}; they are one row")
+        self._call(library().pyl_branch_set_logits, f32_array(row), row.size)
+
+    def merge_logits(self, experts: Sequence[Branch], alpha: float = 1.0) -> None:
+        """Add ``alpha`` times the sum of other branches' logits to this one's: nothing is decoded, no cache is touched.
+
+        With ``alpha`` below 0 it is contrastive decoding. The branch may be its own expert. A token it bans stays banned; what an
+        expert bans is banned when ``alpha`` is positive and left alone otherwise.
+
+        Raises
+        ------
+        NoLogitsError
+            With the ``index`` of the expert; nothing changed.
+        """
+        handles = [self.store._own(expert) for expert in experts]
+        self._call(library().pyl_branch_merge_logits, u64_array(handles), len(handles), alpha)
+
+    def distribution(self) -> Distribution:
+        """How sure the model is of the next token, from the logits alone. Cost: one pass over the vocabulary."""
+        d = new(capi.pyl_distribution)
+        self._call(library().pyl_branch_distribution, ref(d))
+        return Distribution(d.most_likely, d.entropy, d.log_sum, d.max_logit)
+
+    def legal(self, tokens: Sequence[int]) -> list[bool]:
+        """Whether each token may come next under the grammar and the bias; neither changes."""
+        out = u8_room(len(tokens))
+        self._call(library().pyl_branch_legal_n, i32_array(tokens), len(tokens), out)
+        return [bool(x) for x in out]
+
     # --------------------------------------------------------------------------------------------------------- settings
+
+    def set_bias(self, bias: Mapping[int, float] | None) -> None:
+        """Add to the logits of these tokens whenever it is sampled (-infinity bans one); forks carry it. None clears it."""
+        self._set_bias(capi.BIAS, bias)
+
+    def steer(self, bias: Mapping[int, float] | None) -> None:
+        """As :meth:`set_bias`, for this branch alone: forks do not carry it."""
+        self._set_bias(capi.STEER, bias)
+
+    def _set_bias(self, kind: int, bias: Mapping[int, float] | None) -> None:
+        pairs = bias or {}
+        self._call(library().pyl_branch_set_bias, kind, i32_array(list(pairs)), f32_array(list(pairs.values())), len(pairs))
 
     @property
     def sampling(self) -> Sampling:

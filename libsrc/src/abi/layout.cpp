@@ -136,6 +136,12 @@ static_assert(offsetof(pyl_logits_view, struct_size) == 0 && sizeof(pyl_logits_v
 static_assert(offsetof(pyl_logits_view, n_vocab) == 4 && sizeof(pyl_logits_view::n_vocab) == 4);
 static_assert(offsetof(pyl_logits_view, data) == 8 && sizeof(pyl_logits_view::data) == 8);
 static_assert(offsetof(pyl_logits_view, epoch) == 16 && sizeof(pyl_logits_view::epoch) == 8);
+static_assert(sizeof(pyl_distribution) == 32);
+static_assert(offsetof(pyl_distribution, struct_size) == 0 && sizeof(pyl_distribution::struct_size) == 4);
+static_assert(offsetof(pyl_distribution, most_likely) == 4 && sizeof(pyl_distribution::most_likely) == 4);
+static_assert(offsetof(pyl_distribution, entropy) == 8 && sizeof(pyl_distribution::entropy) == 8);
+static_assert(offsetof(pyl_distribution, log_sum) == 16 && sizeof(pyl_distribution::log_sum) == 8);
+static_assert(offsetof(pyl_distribution, max_logit) == 24 && sizeof(pyl_distribution::max_logit) == 8);
 #endif
 
 namespace pyl {
@@ -274,6 +280,12 @@ std::string layout_json() {
     field("n_vocab", offsetof(pyl_logits_view, n_vocab), sizeof(pyl_logits_view::n_vocab), false);
     field("data", offsetof(pyl_logits_view, data), sizeof(pyl_logits_view::data), false);
     field("epoch", offsetof(pyl_logits_view, epoch), sizeof(pyl_logits_view::epoch), true);
+    out += ",\"pyl_distribution\":{\"size\":" + std::to_string(sizeof(pyl_distribution)) + ",\"fields\":{";
+    field("struct_size", offsetof(pyl_distribution, struct_size), sizeof(pyl_distribution::struct_size), false);
+    field("most_likely", offsetof(pyl_distribution, most_likely), sizeof(pyl_distribution::most_likely), false);
+    field("entropy", offsetof(pyl_distribution, entropy), sizeof(pyl_distribution::entropy), false);
+    field("log_sum", offsetof(pyl_distribution, log_sum), sizeof(pyl_distribution::log_sum), false);
+    field("max_logit", offsetof(pyl_distribution, max_logit), sizeof(pyl_distribution::max_logit), true);
     return out + "}";
 }
 

@@ -152,6 +152,33 @@ int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch) {
     return in_store(store, [&](Store & s) { s.retain_only(branch); });
 }
 
+int32_t pyl_branch_fast_forward(pyl_store * store, pyl_branch parent, pyl_branch child) {
+    return in_store(store, [&](Store & s) { s.fast_forward(parent, child); });
+}
+
+int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n) {
+    return in_store(store, [&](Store & s) {
+        need(kind == PYL_BIAS || kind == PYL_STEER, "kind is neither PYL_BIAS nor PYL_STEER");
+        s.set_bias(branch, kind, span_of(tokens, n), span_of(bias, n).data());
+    });
+}
+
+int32_t pyl_branch_set_logits(pyl_store * store, pyl_branch branch, const float * logits, size_t n) {
+    return in_store(store, [&](Store & s) { s.set_logits(branch, span_of(logits, n)); });
+}
+
+int32_t pyl_branch_merge_logits(pyl_store * store, pyl_branch branch, const pyl_branch * experts, size_t n, float alpha) {
+    return in_store(store, [&](Store & s) { s.merge_logits(branch, span_of(experts, n), alpha); });
+}
+
+int32_t pyl_branch_legal_n(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, uint8_t * legal) {
+    return in_store(store, [&](Store & s) { s.legal(branch, span_of(tokens, n), span_of(legal, n).data()); });
+}
+
+int32_t pyl_branch_distribution(pyl_store * store, pyl_branch branch, pyl_distribution * out) {
+    return in_store(store, [&](Store & s) { write_struct(out, s.distribution(branch)); });
+}
+
 int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_info * out) {
     return in_store(store, [&](Store & s) {
         const Branch & b = s.get(branch);

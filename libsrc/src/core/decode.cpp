@@ -144,6 +144,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
             part.branch->logits.clear();
             if (rc != 0) {
                 part.branch->is_poisoned = true;
+                part.branch->cells_doubtful = part.n;
                 part.run->state = PYL_STATE_POISONED;
                 continue;
             }
@@ -160,7 +161,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
 }
 
 Token Store::draw(Branch & branch) {
-    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_);
+    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {branch.bias, branch.steer});
 }
 
 void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {
@@ -221,6 +222,7 @@ void Store::land(std::span<Branch * const> branches, const Token * tokens) {
         cells_used_++;
         branch.logits.clear();
         branch.is_poisoned = rc != 0;
+        branch.cells_doubtful = rc != 0;
         if (rc == 0) {
             branch.position++;
             branch.last_token = tokens[order[k]];

@@ -115,9 +115,13 @@ static void keep_nucleus(std::vector<Candidate> & c, float top_p) {
     c.resize(n);
 }
 
-Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch) {
+Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) {
     auto & row = scratch.logits;
     row.assign(logits, logits + n_vocab);
+    for (const Biases & bias : biases) {
+        if (!bias) continue;
+        for (const auto & [token, by] : *bias) row[static_cast<size_t>(token)] += by;
+    }
     if (params_.has_penalties()) penalise(row);
     const bool greedy = params_.temperature <= 0;
     if (greedy && !grammar) {

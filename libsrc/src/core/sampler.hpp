@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/engine.hpp"
@@ -26,6 +29,9 @@ struct SamplingParams {
     bool has_penalties() const { return penalty_last_n > 0 && (penalty_repeat != 1.0f || penalty_frequency != 0.0f || penalty_presence != 0.0f); }
 };
 
+// What is added to the logits of some tokens; shared by forks, replaced as a whole.
+using Biases = std::shared_ptr<const std::vector<std::pair<Token, float>>>;
+
 // Working memory of sampling, shared by all branches of a store: no allocation in steady state.
 struct SamplerScratch {
     std::vector<float> logits;
@@ -48,7 +54,7 @@ public:
     void rewind(uint64_t draws) { draws_ = draws; }
 
     // The next token for these logits, or -1 when grammar and logits leave nothing. Advances the stream by one unless greedy.
-    Token sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch);
+    Token sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases = {});
     // Records a token that was really decoded; cannot fail after make_room().
     void accept(Token token);
     void make_room() {

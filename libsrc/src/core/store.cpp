@@ -1,6 +1,7 @@
 #include "core/store.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 namespace pyl {
@@ -213,6 +214,7 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
         child.sampler = std::move(samplers[i]);
         if (seeds) child.sampler.reseed(seeds[i]);
         child.grammar = std::move(grammars[i]);
+        child.bias = from.bias;
         from.children.push_back(slot);
         out[i] = handle(slot);
     }
@@ -275,6 +277,48 @@ void Store::retain_only(pyl_branch branch) {
     kept.cells_own += kept.cells_inherited;
     kept.cells_inherited = 0;
     cells_used_ = kept.cells_own;
+}
+
+void Store::fast_forward(pyl_branch parent, pyl_branch child) {
+    Branch & to = get(parent);  // a poisoned one is welcome: this is how it is repaired
+    Branch & from = get_healthy(child);
+    const uint32_t to_slot = slot_of(to), from_slot = slot_of(from);
+    if (from.parent != to_slot + 1) throw Error(PYL_E_DIVERGED, "the branch is not a direct child of the other");
+    const uint32_t doubtful = to.is_poisoned ? to.cells_doubtful : 0;
+    if (from.cells_inherited != to.cells_inherited + to.cells_own - doubtful) throw Error(PYL_E_DIVERGED, "the parent has decoded since the fork").numbers(from.cells_inherited, to.cells_inherited + to.cells_own);
+    to.children.reserve(to.children.size() + from.children.size());  // the last thing that can fail
+    epoch_++;
+    std::erase(to.children, from_slot);
+    for (const uint32_t grandchild : from.children) {
+        slots_[grandchild].parent = to_slot + 1;
+        to.children.push_back(grandchild);
+    }
+    to.cells_own += from.cells_own - doubtful;
+    cells_used_ -= doubtful;
+    std::swap(to.seq, from.seq);  // the parent's old sequence is cleared whole with the child's slot; shared cells live on
+    to.position = from.position;
+    to.last_token = from.last_token;
+    to.is_poisoned = false;
+    to.cells_doubtful = 0;
+    to.logits = std::move(from.logits);
+    to.sampler = std::move(from.sampler);
+    to.grammar = std::move(from.grammar);
+    to.bias = std::move(from.bias);
+    to.steer = std::move(from.steer);
+    cells_used_ += from.cells_own;  // they moved to the parent; release() takes them off again
+    release(from_slot, true);
+}
+
+void Store::set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tokens, const float * bias) {
+    Branch & found = get_healthy(branch);
+    std::vector<std::pair<Token, float>> pairs;
+    for (size_t i = 0; i < tokens.size(); i++) {
+        if (tokens[i] < 0 || static_cast<size_t>(tokens[i]) >= n_vocab_) throw Error(PYL_E_INVALID, "token " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+        if (!(bias[i] < std::numeric_limits<float>::infinity())) throw Error(PYL_E_INVALID, "a bias is a number below +infinity").at(i);
+        pairs.emplace_back(tokens[i], bias[i]);
+    }
+    Biases made = pairs.empty() ? nullptr : std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(pairs));
+    (kind == PYL_STEER ? found.steer : found.bias) = std::move(made);
 }
 
 void Store::set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root) {

@@ -36,6 +36,7 @@ struct Branch {
     Pos position = 0;
     uint32_t cells_own = 0;
     uint32_t cells_inherited = 0;
+    uint32_t cells_doubtful = 0;  // of the own ones: charged by the dispatch that poisoned it, landed or not
     uint32_t parent = 0;  // slot + 1; 0 for a root
     std::vector<uint32_t> children;
     uint64_t born = 0;
@@ -43,6 +44,7 @@ struct Branch {
     Logits logits;
     Sampler sampler;
     std::unique_ptr<Grammar> grammar;
+    Biases bias, steer;
 };
 
 class Store {
@@ -73,6 +75,7 @@ public:
     void prune(std::span<const pyl_branch> branches);
     void prune_subtree(pyl_branch branch) noexcept;
     void retain_only(pyl_branch branch);
+    void fast_forward(pyl_branch parent, pyl_branch child);
 
     Branch & get(pyl_branch branch, size_t index = SIZE_MAX);         // live, or PYL_E_STALE
     Branch & get_healthy(pyl_branch branch, size_t index = SIZE_MAX);  // live and not poisoned
@@ -80,7 +83,13 @@ public:
     std::vector<pyl_branch> list(pyl_branch children_of);
     void set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root);
 
+    void set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tokens, const float * bias);
+
     const float * logits(const Branch & branch) const;  // or PYL_E_NO_LOGITS
+    void set_logits(pyl_branch branch, std::span<const float> logits);
+    void merge_logits(pyl_branch branch, std::span<const pyl_branch> experts, float alpha);
+    void legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * legal);
+    pyl_distribution distribution(pyl_branch branch);
     void prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches);
     void sample(std::span<const pyl_branch> branches, Token * tokens);
     void commit(std::span<const pyl_branch> branches, const Token * tokens);

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from pylloyal import Finish, Model, Sampling, Store, errors
-
 from tests.unit.test_kernel import GREEDY, fresh_logits, opened, prompt, store  # noqa: F401
 
 INF = float("inf")
@@ -205,7 +204,7 @@ def test_banning_every_end_keeps_a_branch_going(model: Model, store: Store) -> N
     ends = [t for t in range(len(model.vocab)) if model.vocab.ends_generation(t)]
     root = store.root(sampling=Sampling(temperature=3.0, top_k=0, top_p=1.0, min_p=0.0, seed=2))
     root.prefill(prompt(4))
-    root.set_bias({t: -INF for t in ends})
+    root.set_bias(dict.fromkeys(ends, -INF))
     done = store.tick(root.fork(4, seed=1), n_steps=60)
     assert done.finish == [None] * 4
     assert not {t for row in done.tokens for t in row} & set(ends)

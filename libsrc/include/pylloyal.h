@@ -242,8 +242,8 @@ PYL_API int32_t pyl_token_flags(const pyl_model * model, const int32_t * tokens,
  *            (default true), reasoning_format (none|auto|deepseek|deepseek-legacy), grammar, template (source
  *            of another template, the caller's own choice), template_kwargs {name: any JSON}, parser (auto|content).
  *            An unknown key is PYL_E_FORMAT.
- *   out      JSON: prompt, generation_prompt, add_special (1 when the prompt is to be tokenised with
- *            PYL_TOKENIZE_ADD_SPECIAL), grammar, grammar_lazy, triggers [{type (word|token|pattern|pattern_full), value, token}],
+ *   out      JSON: prompt, generation_prompt, add_special (true when the prompt is to be tokenised with
+ *            PYL_TOKENIZE_ADD_SPECIAL), grammar (pass the whole JSON to pyl_branch_set_chat_grammar), grammar_prefill, grammar_lazy, triggers [{type (word|token|pattern|pattern_full), value, token}],
  *            stops, preserved_tokens, thinking {supported, start, ends}, parser {format, reasoning_format, generation_prompt,
  *            rules}: pass `parser` to pyl_chat_parse; notes [what the engine had to change about the messages].
  *            Owned (pyl_text_free).
@@ -333,7 +333,7 @@ PYL_API int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
 #define PYL_SEED_KEEP 0  /* keep the stream that is there (a new branch gets one from the operating system) */
 #define PYL_SEED_SET 1   /* start a new stream from `seed` */
 
-/* Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
+/* Tokens the model file says to suppress are never drawn. Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
 typedef struct pyl_sampling {
     uint32_t struct_size;
     float temperature;       /* > 0 draws; <= 0 greedy */
@@ -363,6 +363,13 @@ PYL_API int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, py
  * parse is PYL_E_GRAMMAR with line and column, and the one in force stays. Thread: store.
  *   root  NUL-terminated name of the start rule; NULL for "root". */
 PYL_API int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
+
+/* Constrains a branch to the grammar of a rendered conversation, from the first token after its prompt on.
+ *   rendered  the JSON pyl_chat_render gave, or an object with its grammar, grammar_prefill (what the grammar has already seen: the
+ *             end of the prompt, which template grammars begin with), grammar_lazy and triggers. A lazy grammar binds from the
+ *             first trigger on; until then anything goes. An empty grammar lifts the constraint.
+ * Errors: PYL_E_GRAMMAR (also when the grammar does not take the prefill), PYL_E_FORMAT: the grammar in force stays. Thread: store. */
+PYL_API int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered);
 
 #define PYL_BIAS 0  /* part of the branch: forks carry it */
 #define PYL_STEER 1 /* for this branch alone: forks do not carry it, fast_forward moves it */

@@ -164,6 +164,7 @@ public:
     uint32_t token_flags(Token token) const override { return model_->token_flags(token); }
     std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override { return model_->grammar(gbnf, root); }
     std::string chat_render(std::string_view request) const override { return model_->chat_render(request); }
+    std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override { return model_->chat_grammar(rendered); }
     std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_); }
 
 private:

@@ -557,6 +557,29 @@ static void test_null_in_store(const pyl_model * model) {
     INVALID(pyl_tick_n(store, &tick, &lane, 1, &token));
     tick.n_stop_tokens = 0;
     INVALID(pyl_branch_logits(store, b, NULL));
+    const int32_t one_token = 65;
+    const float one_float = 1.0f;
+    uint8_t one_byte = 0;
+    pyl_distribution distribution = {0};
+    INVALID(pyl_branch_distribution(store, b, NULL));
+    INVALID(pyl_branch_distribution(store, b, &distribution)); /* struct_size not set */
+    INVALID(pyl_branch_set_logits(store, b, NULL, 1));
+    INVALID(pyl_branch_set_logits(store, b, &one_float, 1)); /* not the vocabulary's size */
+    INVALID(pyl_branch_merge_logits(store, b, NULL, 1, 1.0f));
+    INVALID(pyl_branch_legal_n(store, b, NULL, 1, &one_byte));
+    INVALID(pyl_branch_legal_n(store, b, &one_token, 1, NULL));
+    INVALID(pyl_branch_set_bias(store, b, PYL_BIAS, NULL, &one_float, 1));
+    INVALID(pyl_branch_set_bias(store, b, PYL_BIAS, &one_token, NULL, 1));
+    INVALID(pyl_branch_set_bias(store, b, 2, &one_token, &one_float, 1));
+    INVALID(pyl_branch_set_chat_grammar(store, b, NULL, 5));
+    IS(PYL_E_UNSUPPORTED, pyl_branch_set_chat_grammar(store, b, "{}", 2));
+    IS(PYL_E_DIVERGED, pyl_branch_fast_forward(store, b, b));
+    IS(PYL_E_STALE, pyl_branch_fast_forward(store, b, 0));
+    OK(pyl_branch_legal_n(store, b, &one_token, 1, &one_byte));
+    IS(1, one_byte);
+    OK(pyl_branch_legal_n(store, b, NULL, 0, NULL));
+    OK(pyl_branch_merge_logits(store, b, NULL, 0, 1.0f));
+    OK(pyl_branch_set_bias(store, b, PYL_STEER, NULL, NULL, 0));
     const pyl_pressure after = pressure_of(store);
     CHECK(before.cells_used == after.cells_used && before.leases_used == after.leases_used && before.n_dispatches == after.n_dispatches && before.n_tokens_sampled == after.n_tokens_sampled);
     IS(0, describe(store, b).n_sampled);
@@ -596,6 +619,14 @@ static void test_null_in_store(const pyl_model * model) {
         CLOSED(pyl_commit_n(bad, &b, &token, 1));
         CLOSED(pyl_tick_n(bad, &tick, &lane, 1, &token));
         CLOSED(pyl_branch_logits(bad, b, &view));
+        distribution.struct_size = sizeof distribution;
+        CLOSED(pyl_branch_distribution(bad, b, &distribution));
+        CLOSED(pyl_branch_set_logits(bad, b, NULL, 0));
+        CLOSED(pyl_branch_merge_logits(bad, b, NULL, 0, 1.0f));
+        CLOSED(pyl_branch_legal_n(bad, b, NULL, 0, NULL));
+        CLOSED(pyl_branch_set_bias(bad, b, PYL_BIAS, NULL, NULL, 0));
+        CLOSED(pyl_branch_set_chat_grammar(bad, b, "{}", 2));
+        CLOSED(pyl_branch_fast_forward(bad, b, b));
         if (bad == drained) break; /* the handle itself still is one: it is freed below */
         CLOSED(pyl_store_drain(bad));
         CLOSED(pyl_store_free(bad));

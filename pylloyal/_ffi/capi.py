@@ -196,7 +196,7 @@ class pyl_pressure(Structure):
 
 
 class pyl_sampling(Structure):
-    """Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token."""
+    """Tokens the model file says to suppress are never drawn. Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token."""
 
     _fields_ = [
         ("struct_size", c_uint32),
@@ -330,6 +330,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_branch_set_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
     ("pyl_branch_get_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
     ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t, c_char_p], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
+    ("pyl_branch_set_chat_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t], True),  # int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered);
     ("pyl_branch_set_bias", c_int32, [pyl_store_p, c_uint64, c_int32, POINTER(c_int32), POINTER(c_float), c_size_t], True),  # int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n);
     ("pyl_branch_create", c_int32, [pyl_store_p, POINTER(c_uint64), c_int32, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
     ("pyl_branch_fork_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_uint64)], True),  # int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);

@@ -325,8 +325,11 @@ class Branch:
     def sampling(self, sampling: Sampling) -> None:
         self._call(library().pyl_branch_set_sampling, ref(sampling._struct()))
 
-    def set_grammar(self, grammar: Grammar | str | None) -> None:
+    def set_grammar(self, grammar: Grammar | ChatPrompt | str | None) -> None:
         """Constrain what it says from its next token on; None lifts the constraint.
+
+        A :class:`~pylloyal.ChatPrompt` stands for the grammar that belongs to it (tool calls), eager or lazy; with none, nothing
+        is constrained.
 
         Raises
         ------
@@ -335,6 +338,10 @@ class Branch:
         """
         if grammar is None:
             self._call(library().pyl_branch_set_grammar, None, 0, None)
+            return
+        if isinstance(grammar, ChatPrompt):
+            spec = grammar._constraint()
+            self._call(library().pyl_branch_set_chat_grammar, spec, len(spec))
             return
         value = Grammar(grammar) if isinstance(grammar, str) else grammar
         raw = value.gbnf.encode()

@@ -51,7 +51,9 @@ class ChatPrompt:
     generation_prompt : str
         The end of it that opens the assistant's turn.
     grammar : str
-        GBNF that the answer has to follow (tool calls), or "".
+        GBNF that the answer has to follow (tool calls), or ""; ``branch.set_grammar(prompt)`` puts it on a branch.
+    grammar_prefill : str
+        What that grammar has already seen: the end of the prompt, which template grammars begin with.
     grammar_lazy : bool
         True when the grammar only starts after one of ``triggers``.
     stops : list of str
@@ -64,6 +66,7 @@ class ChatPrompt:
     generation_prompt: str
     add_special: bool
     grammar: str
+    grammar_prefill: str
     grammar_lazy: bool
     triggers: list[dict[str, Any]]
     stops: list[str]
@@ -78,6 +81,9 @@ class ChatPrompt:
         """The prompt's tokens: control tokens of the template read as such, the model's own special tokens added."""
         encode = self._model.vocab.encode
         return [token for i, piece in enumerate(self._pieces) for token in encode(piece, add_special=self.add_special and i == 0, parse_special=i % 2 == 0)]
+
+    def _constraint(self) -> bytes:
+        return json.dumps({"grammar": self.grammar, "grammar_prefill": self.grammar_prefill, "grammar_lazy": self.grammar_lazy, "triggers": self.triggers}).encode()
 
     def parse(self, text: str, *, partial: bool = False) -> ChatMessage:
         """Take apart what the model wrote after this prompt.

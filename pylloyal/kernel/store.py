@@ -149,7 +149,7 @@ class Store(Handle):
 
     # ------------------------------------------------------------------------------------------------------------- tree
 
-    def root(self, *, sampling: Sampling | None = None, grammar: Grammar | str | None = None, start_pos: int = 0) -> Branch:
+    def root(self, *, sampling: Sampling | None = None, grammar: Grammar | ChatPrompt | str | None = None, start_pos: int = 0) -> Branch:
         """Make a new, empty branch with a lease of its own.
 
         Raises

@@ -1,7 +1,9 @@
 """Chat templates: the model's own or an error in the template's own words, never another in its place."""
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tiny_models import CHATML
@@ -108,10 +110,75 @@ def test_tools(tiny_with: Callable[..., Model]) -> None:
     forced = model.chat([USER], tools=[TOOL], tool_choice="required")
     assert forced.grammar
     assert not forced.grammar_lazy
-    with model.store(n_ctx=2048, n_threads=1) as store:
-        root = store.root(grammar=forced.grammar)
+
+
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'
+
+
+def test_a_forced_tool_call_must_come(tiny_with: Callable[..., Model]) -> None:
+    """The grammar of a rendered conversation begins with the end of its prompt; a branch that it binds has seen that already."""
+    model = tiny_with(template=HERMES)
+    forced = model.chat([USER], tools=[TOOL], tool_choice="required")
+    assert forced.grammar_prefill == "<|im_start|>assistant\n"
+    end = next(t for t in range(len(model.vocab)) if model.vocab.ends_generation(t))
+    x, = model.vocab.encode("x")
+    with model.store(n_ctx=1024, n_threads=1) as store:
+        root = store.root(grammar=forced)
         root.prefill(forced)
-        assert root.sample() >= 0
+        assert root.legal([x, end]) == [True, False]  # words may come first, an end may not
+        said = []
+        for token in model.vocab.encode(CALL):
+            root.commit(token)
+            said.append(token)
+            if model.vocab.decode(said) == "<tool_call>\n":
+                assert root.legal([x, end]) == [False, False]
+        assert root.legal([end]) == [True]
+        call, = forced.parse(model.vocab.decode(said)).tool_calls
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"city": "Oslo"})
+
+
+def test_a_lazy_grammar_wakes_at_its_trigger(tiny_with: Callable[..., Model]) -> None:
+    model = tiny_with(template=HERMES)
+    chat = model.chat([USER], tools=[TOOL])
+    end = next(t for t in range(len(model.vocab)) if model.vocab.ends_generation(t))
+    x, = model.vocab.encode("x")
+    with model.store(n_ctx=1024, n_threads=1) as store:
+        root = store.root(grammar=chat)
+        root.prefill(chat)
+        assert root.legal([x, end]) == [True, True]
+        for token in model.vocab.encode("any words, then <tool_call>"):
+            root.commit(token)
+        asleep = root.fork()
+        root.commit(model.vocab.encode("\n")[0])
+        assert asleep.legal([x, end]) == [True, True]
+        assert root.legal([x, end]) == [False, False]
+        with pytest.raises(errors.GrammarError):
+            root.commit(x)
+        child = root.fork()
+        assert child.legal([x]) == [False]
+        child.set_grammar(None)
+        assert child.legal([x]) == [True]
+        for token in model.vocab.encode(CALL.partition("\n")[2]):
+            root.commit(token)
+        assert root.legal([end]) == [True]
+
+
+def test_constraints_that_make_no_sense(tiny: Model) -> None:
+    chat = tiny.chat([USER])
+    with tiny.store(n_ctx=512, n_threads=1) as store:
+        root = store.root(grammar='root ::= "x"')
+        root.prefill(chat)
+        x, y = tiny.vocab.encode("xy")
+        lazy = {"grammar": 'root ::= "y"', "grammar_lazy": True}
+        for bad in ({"grammar": "root ::= ("}, {"grammar": 'root ::= "y"', "grammar_prefill": "no"}, {**lazy, "triggers": [{"type": "pattern", "value": "(", "token": -1}]}):
+            with pytest.raises(errors.GrammarError):
+                root.set_grammar(replace(chat, **bad))
+        for odd in ([], [{"type": "smell", "value": "x", "token": 0}]):
+            with pytest.raises(errors.FormatError):
+                root.set_grammar(replace(chat, **lazy, triggers=odd))
+        assert root.legal([x, y]) == [True, False]  # the one in force stayed
+        root.set_grammar(chat)  # no grammar belongs to it
+        assert root.legal([x, y]) == [True, True]
 
 
 def test_requests_that_make_no_sense(tiny: Model) -> None:

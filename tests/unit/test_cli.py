@@ -190,7 +190,7 @@ def test_the_template_gives_prompts_stops_and_notes(ask: Ask, monkeypatch: pytes
 
     def chat(model: Model, messages: list[dict[str, str]]) -> ChatPrompt:
         text = "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<bot>"
-        return ChatPrompt(text, "<bot>", True, "", False, [], list(stops), [], {}, {}, ["merged a message"], model, [text])
+        return ChatPrompt(text, "<bot>", True, "", "", False, [], list(stops), [], {}, {}, ["merged a message"], model, [text])
 
     monkeypatch.setattr(Model, "chat", chat)
     words = ("one?", "two?", "--system", "S", "--greedy", "--max-tokens", "30")

@@ -125,6 +125,13 @@ int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char 
     });
 }
 
+int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered) {
+    return in_store(store, [&](Store & s) {
+        need(rendered != nullptr, "the rendered conversation is NULL");
+        s.set_chat_grammar(branch, {rendered, n_rendered});
+    });
+}
+
 int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling) {
     return in_store(store, [&](Store & s) {
         need(out != nullptr, "out is NULL");

@@ -161,7 +161,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
 }
 
 Token Store::draw(Branch & branch) {
-    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {branch.bias, branch.steer});
+    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});
 }
 
 void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {

@@ -55,7 +55,7 @@ void Store::legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * le
         candidates.push_back({tokens[i], 0.0f, 0.0f});
     }
     if (found.grammar) found.grammar->filter(candidates);
-    for (const Biases & bias : {found.bias, found.steer}) {
+    for (const Biases & bias : {suppressed_, found.bias, found.steer}) {
         if (!bias) continue;
         for (const auto & [token, by] : *bias) {
             for (Candidate & c : candidates) c.logit = c.id == token ? c.logit + by : c.logit;

@@ -17,6 +17,11 @@ Store::Store(std::shared_ptr<const Model> model, const ContextParams & params)
         free_slots_.push_back(i);
         free_seqs_.push_back(static_cast<Seq>(i));
     }
+    std::vector<std::pair<Token, float>> banned;
+    for (const Token token : model_->suppressed()) {
+        if (token >= 0 && static_cast<size_t>(token) < n_vocab_) banned.emplace_back(token, -std::numeric_limits<float>::infinity());
+    }
+    if (!banned.empty()) suppressed_ = std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(banned));
     live_.struct_size = sizeof live_;
     live_.n_ctx = context_->n_ctx();
     live_.n_batch = params.n_batch;
@@ -324,6 +329,11 @@ void Store::set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tok
 void Store::set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root) {
     Branch & found = get_healthy(branch);
     found.grammar = gbnf.empty() ? nullptr : model_->grammar(gbnf, root);
+}
+
+void Store::set_chat_grammar(pyl_branch branch, std::string_view rendered) {
+    Branch & found = get_healthy(branch);
+    found.grammar = model_->chat_grammar(rendered);
 }
 
 }  // namespace pyl

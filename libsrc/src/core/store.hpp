@@ -82,6 +82,7 @@ public:
     pyl_branch handle_of(uint32_t parent_field) const;
     std::vector<pyl_branch> list(pyl_branch children_of);
     void set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root);
+    void set_chat_grammar(pyl_branch branch, std::string_view rendered);
 
     void set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tokens, const float * bias);
 
@@ -117,6 +118,7 @@ private:
     std::unique_ptr<Context> context_;
     ContextParams params_;
     size_t n_vocab_;
+    Biases suppressed_;  // what the model file says must never be drawn
     std::vector<Branch> slots_;
     std::vector<uint32_t> free_slots_;
     std::vector<Seq> free_seqs_;

@@ -91,6 +91,10 @@ public:
     virtual std::string piece(Token token, bool special) const = 0;
     virtual uint32_t token_flags(Token token) const = 0;
     virtual std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const = 0;
+    // The constraint that belongs to a rendered conversation; null when there is none.
+    virtual std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const = 0;
+    // Tokens the model file says must never be drawn.
+    virtual std::vector<Token> suppressed() const { return {}; }
     virtual std::string chat_render(std::string_view request) const = 0;  // JSON to JSON
     virtual std::unique_ptr<Context> open(const ContextParams & params) const = 0;
 };

@@ -172,6 +172,40 @@ const char * name_of(common_grammar_trigger_type type) {
 
 }  // namespace
 
+std::unique_ptr<Grammar> LlamaModel::chat_grammar(std::string_view rendered) const {
+    const json body = parse_json(rendered);
+    if (!body.is_object()) bad_request("not an object");
+    const std::string gbnf = get_string(body, "grammar", "");
+    if (gbnf.empty()) return nullptr;
+    GrammarTriggers triggers;
+    if (const bool lazy = get_bool(body, "grammar_lazy", false); lazy) {
+        if (!body.contains("triggers") || !body.at("triggers").is_array() || body.at("triggers").empty()) bad_request("a lazy grammar needs triggers");
+        for (size_t i = 0; i < body.at("triggers").size(); i++) {
+            const json & one = body.at("triggers").at(i);
+            const std::string type = get_string(one, "type", ""), value = get_string(one, "value", "");
+            if (type == "word") {
+                triggers.patterns.push_back(regex_escape(value));
+            } else if (type == "pattern") {
+                triggers.patterns.push_back(value);
+            } else if (type == "pattern_full") {
+                triggers.patterns.push_back((value.starts_with('^') ? "" : "^") + value + (value.ends_with('$') ? "" : "$"));
+            } else if (type == "token" && one.contains("token") && one.at("token").is_number_integer()) {
+                triggers.tokens.push_back(one.at("token").get<int>());
+            } else {
+                bad_request("a trigger's type is '" + type + "'; it is word, pattern, pattern_full or token");
+            }
+        }
+        return make_llama_grammar(vocab(), gbnf, "root", &triggers);
+    }
+    auto grammar = make_llama_grammar(vocab(), gbnf, "root");
+    const std::string prefill = get_string(body, "grammar_prefill", "");
+    for (const Token token : tokenize(prefill, PYL_TOKENIZE_PARSE_SPECIAL)) {
+        if (!grammar->allows(token)) throw Error(PYL_E_GRAMMAR, "line 1, column 1: the grammar does not take what the prompt ends with: '" + prefill + "'");
+        grammar->accept(token);
+    }
+    return grammar;
+}
+
 std::string LlamaModel::chat_render(std::string_view text) const {
     Request request = read_request(text);
     const std::scoped_lock lock(chat_mutex_);
@@ -199,6 +233,8 @@ std::string LlamaModel::chat_render(std::string_view text) const {
     parser["generation_prompt"] = params.generation_prompt, parser["rules"] = params.parser;
     json out = json::object();
     out["prompt"] = params.prompt, out["generation_prompt"] = params.generation_prompt, out["add_special"] = chat->add_special;
+    // Grammars made from the template begin with the end of the prompt; a caller's own begins with the answer.
+    out["grammar_prefill"] = request.inputs.grammar.empty() && !params.grammar.empty() && !params.grammar_lazy ? params.generation_prompt : std::string();
     out["grammar"] = params.grammar, out["grammar_lazy"] = params.grammar_lazy, out["triggers"] = triggers;
     out["stops"] = params.additional_stops, out["preserved_tokens"] = params.preserved_tokens;
     out["thinking"] = thinking, out["parser"] = parser, out["notes"] = request.notes;

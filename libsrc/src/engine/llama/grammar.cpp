@@ -1,6 +1,7 @@
 // GBNF through llama.cpp's own grammar engine. Its parser is driven rule by rule, because its one-call form prints to stderr
 // and tells neither line nor column.
 #include <algorithm>
+#include <regex>
 
 #include "engine/llama/llama_parts.hpp"
 #include "llama-grammar.h"
@@ -106,10 +107,19 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root) {
+std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy) {
     check_syntax(vocab, gbnf, root);
+    std::vector<const char *> patterns;
+    if (lazy) {
+        for (const std::string & pattern : lazy->patterns) patterns.push_back(pattern.c_str());
+    }
     const LogCapture log;
-    llama_grammar * grammar = llama_grammar_init_impl(vocab, gbnf.c_str(), root.c_str(), false, nullptr, 0, nullptr, 0);
+    llama_grammar * grammar = nullptr;
+    try {
+        grammar = llama_grammar_init_impl(vocab, gbnf.c_str(), root.c_str(), lazy != nullptr, patterns.data(), patterns.size(), lazy ? lazy->tokens.data() : nullptr, lazy ? lazy->tokens.size() : 0);
+    } catch (const std::regex_error & error) {
+        throw Error(PYL_E_GRAMMAR, std::string("line 1, column 1: a trigger's pattern does not compile: ") + error.what());
+    }
     if (!grammar) throw Error(PYL_E_GRAMMAR, "line 1, column 1: " + log.words("the engine refused the grammar"));
     return std::make_unique<LlamaGrammar>(grammar);
 }

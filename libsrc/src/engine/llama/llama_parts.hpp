@@ -34,6 +34,8 @@ public:
     std::string piece(Token token, bool special) const override;
     uint32_t token_flags(Token token) const override { return flags_[static_cast<size_t>(token)]; }
     std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override;
+    std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override;
+    std::vector<Token> suppressed() const override;
     std::string chat_render(std::string_view request) const override;
     std::unique_ptr<Context> open(const ContextParams & params) const override;
 
@@ -50,7 +52,12 @@ private:
 };
 
 std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params);
-std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root);
+// Text or tokens that wake a lazy grammar; a pattern's first group, or else its match, is where the grammar begins.
+struct GrammarTriggers {
+    std::vector<std::string> patterns;
+    std::vector<Token> tokens;
+};
+std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy = nullptr);
 std::string llama_chat_parse(std::string_view request);
 
 }  // namespace pyl

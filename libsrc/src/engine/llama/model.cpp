@@ -139,6 +139,12 @@ std::unique_ptr<Grammar> LlamaModel::grammar(const std::string & gbnf, const std
     return make_llama_grammar(vocab(), gbnf, root);
 }
 
+std::vector<Token> LlamaModel::suppressed() const {
+    int32_t n = 0;
+    const llama_token * tokens = llama_vocab_get_suppress_tokens(vocab(), &n);
+    return tokens ? std::vector<Token>(tokens, tokens + n) : std::vector<Token>();
+}
+
 std::unique_ptr<Context> LlamaModel::open(const ContextParams & params) const {
     if (params_.vocab_only) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
     if (info_.has_encoder || !info_.has_decoder || llama_model_is_diffusion(raw())) throw Error(PYL_E_UNSUPPORTED, "a store needs a decoder-only model; this one is not");

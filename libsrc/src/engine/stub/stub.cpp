@@ -192,6 +192,7 @@ public:
         if (!gbnf.starts_with(head) || gbnf.size() < head.size() + 1 || gbnf.back() != '"') throw Error(PYL_E_GRAMMAR, "line 1, column 1: the stub engine reads only: " + head + "literal\"");
         return std::make_unique<StubGrammar>(gbnf.substr(head.size(), gbnf.size() - head.size() - 1));
     }
+    std::unique_ptr<Grammar> chat_grammar(std::string_view) const override { throw Error(PYL_E_UNSUPPORTED, "the stub model has no chat template"); }
     std::string chat_render(std::string_view) const override { throw Error(PYL_E_TEMPLATE, "the stub model has no chat template"); }
     std::unique_ptr<Context> open(const ContextParams & params) const override {
         if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");

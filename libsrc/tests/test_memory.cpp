@@ -25,6 +25,8 @@ long n_th = 0;
     if (void * memory = std::malloc(size ? size : 1)) return memory;
     throw std::bad_alloc();
 }
+// Sanitizers bring a nothrow form of their own, which would then meet our delete.
+[[gnu::noinline]] void * operator new(size_t size, const std::nothrow_t &) noexcept { return std::malloc(size ? size : 1); }
 [[gnu::noinline]] void operator delete(void * memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void * memory, size_t) noexcept { std::free(memory); }
 

@@ -76,8 +76,8 @@ def get_include() -> str:
     """Folder of ``pylloyal.h``, for other programs that link the kernel."""
     import importlib.resources
 
-    installed = Path(str(importlib.resources.files(__name__) / "include"))
-    return str(installed if installed.is_dir() else Path(__file__).resolve().parents[1] / "libsrc" / "include")
+    installed = Path(str(importlib.resources.files(__name__).joinpath("include").joinpath("pylloyal.h")))
+    return str(installed.parent if installed.is_file() else Path(__file__).resolve().parents[1] / "libsrc" / "include")
 
 
 def get_library() -> str:

@@ -62,6 +62,18 @@ def main(argv: list[str] | None = None) -> int:
         info = json.loads(run(str(Path(python).with_name("pylloyal")), "info", "--json", cwd=scratch))
         if not used["library"].startswith(str(Path(scratch).resolve())) or info["engine"]["cpu"] != "portable" or not (Path(used["include"]) / "pylloyal.h").exists():
             sys.exit(f"check_wheel: the installed package is not self-contained: {used} {info}")
+        # An editable install finds what CMake put elsewhere, although the clone has folders of the same names.
+        clone = Path(scratch) / "clone"
+        run("git", "clone", "--quiet", str(ROOT), str(clone))
+        for name in (Path("_lib") / Path(libraries[0]).parent.name, Path("include")):
+            (clone / "pylloyal" / name).mkdir(parents=True)
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--prefix", f"{scratch}/editable", "-e", str(clone),
+            "-C", "cmake.define.PYL_CPU=portable")
+        where, = {path.parent for path in (Path(scratch) / "editable").rglob("_editable_skbc_pylloyal.py")}
+        script = f"import site; site.addsitedir({str(where)!r})\n{USE}"
+        editable = json.loads(run(sys.executable, "-c", script, cwd=scratch).splitlines()[-1])
+        if not editable["library"].startswith(str(where)):
+            sys.exit(f"check_wheel: the editable install does not find its library: {editable}")
         args.out.mkdir(exist_ok=True)
         (args.out / wheel.name).write_bytes(wheel.read_bytes())
         size = zipfile.ZipFile(wheel).getinfo(libraries[0]).file_size

@@ -85,8 +85,9 @@ def candidates() -> list[Path]:
     """Paths where a library may be, in the order they are tried."""
     if given := os.environ.get("PYLLOYAL_LIBRARY"):
         return [Path(given).expanduser().absolute()]
-    with importlib.resources.as_file(importlib.resources.files("pylloyal") / "_lib" / platform_folder()) as folder:
-        return [Path(folder) / name for name in file_names()]
+    # Down to the file: in an editable install the package lies in two folders, and only what is in it has one path.
+    package = importlib.resources.files("pylloyal")
+    return [Path(str(package.joinpath("_lib").joinpath(platform_folder()).joinpath(name))) for name in file_names()]
 
 
 def machine_of(path: Path) -> str:

@@ -155,7 +155,8 @@ inline Snapshot snapshot(Store & store) {
 class Watched final : public Model {
 public:
     using Around = std::function<void(const std::function<void()> & call)>;
-    Watched(std::shared_ptr<Model> model, Around around) : model_(std::move(model)), around_(std::move(around)) {}
+    using Sees = std::function<void(const Batch & batch)>;  // what is about to be decoded
+    Watched(std::shared_ptr<Model> model, Around around, Sees sees = [](const Batch &) {}) : model_(std::move(model)), around_(std::move(around)), sees_(std::move(sees)) {}
 
     const pyl_model_info & info() const override { return model_->info(); }
     std::string metadata() const override { return model_->metadata(); }
@@ -165,16 +166,17 @@ public:
     std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override { return model_->grammar(gbnf, root); }
     std::string chat_render(std::string_view request) const override { return model_->chat_render(request); }
     std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override { return model_->chat_grammar(rendered); }
-    std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_); }
+    std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_, sees_); }
 
 private:
     class Cache final : public Context {
     public:
-        Cache(std::unique_ptr<Context> context, Around around) : context_(std::move(context)), around_(std::move(around)) {}
+        Cache(std::unique_ptr<Context> context, Around around, Sees sees) : context_(std::move(context)), around_(std::move(around)), sees_(std::move(sees)) {}
         uint32_t n_ctx() const override { return context_->n_ctx(); }
         int32_t flash_attn() const override { return context_->flash_attn(); }
         const float * logits(size_t i) const override { return context_->logits(i); }
         int32_t decode(const Batch & batch) override {
+            sees_(batch);
             int32_t rc = 0;
             watch([&] { rc = context_->decode(batch); });
             return rc;
@@ -197,10 +199,12 @@ private:
 
         std::unique_ptr<Context> context_;
         Around around_;
+        Sees sees_;
     };
 
     std::shared_ptr<Model> model_;
     Around around_;
+    Sees sees_;
 };
 
 // A grammar the stub engine would not write: allows what it is told to.

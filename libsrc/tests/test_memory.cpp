@@ -120,7 +120,9 @@ void sweep(const char * name, Prepare && prepare, Go && go, Account && account) 
                 account(world, arguments, threw);
             }
             world.check_sound();
-            if (check::n_failed > failed_before) std::fprintf(stderr, "    %s, allocation %ld failing%s: %s\n", name, n_th, persistent ? " and all after it" : "", error ? error->what() : threw ? "bad_alloc" : "went through");
+            if (check::n_failed == failed_before) continue;
+            const char * what = error ? error->what() : threw ? "bad_alloc" : "went through";
+            std::fprintf(stderr, "    %s, allocation %ld failing%s: %s\n", name, n_th, persistent ? " and all after it" : "", what);
         }
         n_th = 0;
     }

@@ -33,5 +33,22 @@ int main() {
             if (a) CHECK_EQ(static_cast<int64_t>(store.get(a).position), static_cast<int64_t>(last) - left + store.get(a).cells_own);
         }
     }
+    // The latest start that is accepted leaves room for every cell of the cache.
+    Store store(model(), context(256, 64, 2));
+    Pos latest = 0;
+    for (Pos step = 1 << 30; step > 0; step /= 2) {
+        try {
+            store.prune(Branches{store.create(latest + step, greedy(), 1)});
+            latest += step;
+        } catch (const Error & error) {
+            CHECK_EQ(error.code, PYL_E_INVALID);
+        }
+    }
+    CHECK(latest > 1'000'000);
+    const pyl_branch a = store.create(latest, greedy(), 1);
+    prefill(store, a, text(256));
+    CHECK_EQ(store.get(a).position, latest + 256);
+    CHECK(same_bits(row(store, a), replay(text(256), latest)));
+    CHECK_THROWS(PYL_E_INVALID, store.create(latest + 1, greedy(), 1));
     return check::result("test_position");
 }

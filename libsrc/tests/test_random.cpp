@@ -3,7 +3,9 @@
 //
 //   test_random [seed] [operations]
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -29,7 +31,9 @@ struct Twin {
     Token last_token = -1;
     Sampler sampler;
     std::unique_ptr<Grammar> grammar;
-    Row logits;  // after `path`; computed when first asked for, empty before
+    Biases bias, steer;
+    uint32_t doubtful = 0;  // of the own cells: charged by the dispatch that poisoned it
+    Row logits;             // after `path`; computed when first asked for, empty before, or set by hand
 };
 
 class World {
@@ -57,6 +61,10 @@ public:
         if (dice < 80) return retain_only();
         if (dice < 83) return set_grammar();
         if (dice < 85) return set_sampling();
+        if (dice < 89) return fast_forward();
+        if (dice < 91) return set_bias();
+        if (dice < 93) return change_logits();
+        if (dice < 94) return look();
         invalid();
     }
 
@@ -79,7 +87,9 @@ public:
             CHECK(b.sampler.params() == t->sampler.params());
             CHECK(b.sampler.history() == t->sampler.history());
             CHECK_EQ(b.grammar != nullptr, t->grammar != nullptr);
-            CHECK(store_->list(t->handle) == children(t->handle));
+            Branches kids = store_->list(t->handle), want = children(t->handle);
+            std::sort(kids.begin(), kids.end()), std::sort(want.begin(), want.end());
+            CHECK(kids == want);
             CHECK_EQ(b.logits.any(), t->has_logits);
             if (t->has_logits) CHECK(same_bits(row(*store_, t->handle), logits(*t)));
         }
@@ -91,6 +101,7 @@ public:
         CHECK_EQ(p.leases_remaining, n_seq_max_ - handles.size());
         CHECK_EQ(p.n_dispatches, n_dispatches_);
         CHECK_EQ(p.n_tokens_decoded, n_decoded_);
+        CHECK_EQ(p.n_tokens_sampled, n_sampled_);
         for (const pyl_branch gone : gone_) {
             if (gone == 0 || chance(90)) continue;
             CHECK_THROWS(PYL_E_STALE, store_->get(gone));
@@ -196,7 +207,7 @@ private:
         error.state = !intact(rc) ? PYL_STATE_POISONED : partial ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
         return error;
     }
-    void poison(Twin & t, uint32_t n_tokens) { t.is_poisoned = true, t.has_logits = false, t.own += n_tokens; }
+    void poison(Twin & t, uint32_t n_tokens) { t.is_poisoned = true, t.has_logits = false, t.own += n_tokens, t.doubtful = n_tokens; }
     void decoded(Twin & t, Token token) { t.path.push_back(token), t.logits.clear(), t.own++; }
     void taken(Twin & t, Token token) {
         decoded(t, token);
@@ -204,6 +215,7 @@ private:
         t.sampler.accept(token);
         if (t.grammar) t.grammar->accept(token);
     }
+    Token draw(Twin & t) { return t.sampler.sample(logits(t).data(), n_vocab, t.grammar.get(), scratch_, {t.bias, t.steer}); }
     Token legal_token(Twin & t) {
         if (!t.grammar) return any_token();
         for (Token token = 0; token < n_vocab; token++) {
@@ -278,7 +290,7 @@ private:
             t.parent = source, t.start = s.start, t.path = s.path;
             t.inherited = s.inherited + s.own;
             t.has_logits = s.has_logits, t.logits = s.logits, t.last_token = s.last_token;
-            t.sampler = s.sampler;
+            t.sampler = s.sampler, t.bias = s.bias;
             if (!seeds.empty()) t.sampler.reseed(seeds[i]);
             if (s.grammar) t.grammar = s.grammar->clone();
         }
@@ -363,10 +375,23 @@ private:
         Branches chosen = some(ready(), 6);
         if (chance(20)) chosen.push_back(chosen[0]);  // the same one twice draws twice
         what = "sample " + std::to_string(chosen.size());
-        Tokens tokens(chosen.size()), want;
-        for (const pyl_branch b : chosen) want.push_back(twin(b).sampler.sample(logits(twin(b)).data(), n_vocab, twin(b).grammar.get(), scratch_));
-        expect({}, [&] { store_->sample(chosen, tokens.data()); });
-        CHECK(tokens == want);
+        Tokens tokens(chosen.size(), -77), drawn;
+        std::vector<uint64_t> draws;
+        Expected want;
+        for (size_t i = 0; i < chosen.size() && !want; i++) {
+            Twin & t = twin(chosen[i]);
+            draws.push_back(t.sampler.draws());
+            drawn.push_back(draw(t));
+            if (drawn.back() < 0) want = Error(PYL_E_ILLEGAL, "").at(i);
+        }
+        if (want) {
+            for (size_t i = draws.size(); i-- > 0;) twin(chosen[i]).sampler.rewind(draws[i]);
+            drawn.assign(chosen.size(), -77);
+        } else {
+            n_sampled_ += chosen.size();
+        }
+        expect(want, [&] { store_->sample(chosen, tokens.data()); });
+        CHECK(tokens == drawn);
     }
 
     void tick() {
@@ -402,9 +427,10 @@ private:
             for (const size_t i : active) {
                 Twin & t = twin(chosen[i]);
                 draws.push_back(t.sampler.draws());
-                drawn[i] = t.sampler.sample(logits(t).data(), n_vocab, t.grammar.get(), scratch_);
+                drawn[i] = draw(t);
                 const bool stop = std::find(stops.begin(), stops.end(), drawn[i]) != stops.end();
-                if (stop || drawn[i] == 257 || drawn[i] == 258) finish[i] = stop ? PYL_FINISH_STOP : PYL_FINISH_EOG, final_token[i] = drawn[i];
+                if (drawn[i] < 0) finish[i] = PYL_FINISH_ILLEGAL;
+                else if (stop || drawn[i] == 257 || drawn[i] == 258) finish[i] = stop ? PYL_FINISH_STOP : PYL_FINISH_EOG, final_token[i] = drawn[i];
                 else going.push_back(i);
             }
             int32_t rc = 0;
@@ -422,6 +448,7 @@ private:
                 break;
             }
             n_ticks++;
+            for (const size_t i : active) n_sampled_ += drawn[i] >= 0;
             for (const size_t i : going) {
                 taken(twin(chosen[i]), drawn[i]);
                 rows[i].push_back(drawn[i]);
@@ -499,6 +526,101 @@ private:
         const SamplingParams p = any_sampling();
         store_->get_healthy(b).sampler.set_params(p);
         twin(b).sampler.set_params(p);
+    }
+
+    void fast_forward() {
+        const Branches kids = which([](const Twin & t) { return t.parent != 0; });
+        if (kids.empty()) return invalid();
+        const pyl_branch child = any_of(kids), parent = chance(85) ? twin(child).parent : any_of(live_list())->handle;
+        Twin & c = twin(child);
+        Twin & p = twin(parent);
+        what = p.is_poisoned ? "fast_forward of a poisoned parent" : "fast_forward";
+        const uint32_t doubtful = p.is_poisoned ? p.doubtful : 0;
+        Expected want;
+        if (c.is_poisoned) want = Error(PYL_E_POISONED, "");
+        else if (c.parent != parent || c.inherited != p.inherited + p.own - doubtful) want = Error(PYL_E_DIVERGED, "");
+        expect(want, [&] { store_->fast_forward(parent, child); });
+        if (want) return;
+        p.path = c.path, p.own += c.own - doubtful, p.doubtful = 0, p.is_poisoned = false;
+        p.has_logits = c.has_logits, p.logits = c.logits, p.last_token = c.last_token;
+        p.sampler = c.sampler, p.grammar = std::move(c.grammar), p.bias = c.bias, p.steer = c.steer;
+        for (const pyl_branch grandchild : children(child)) twin(grandchild).parent = parent;
+        forget(child);
+    }
+
+    void set_bias() {
+        if (healthy().empty()) return invalid();
+        const bool steer = chance(50);
+        what = steer ? "set_steer" : "set_bias";
+        Twin & t = twin(any_of(healthy()));
+        Tokens tokens(below(40));
+        std::vector<float> by;
+        std::vector<std::pair<Token, float>> pairs;
+        for (Token & token : tokens) {
+            token = chance(50) ? 'a' + static_cast<Token>(below(26)) : any_token();  // letters are what grammars here ask for
+            by.push_back(chance(60) ? -std::numeric_limits<float>::infinity() : static_cast<float>(below(9)) - 4.0f);
+            pairs.emplace_back(token, by.back());
+        }
+        expect({}, [&] { store_->set_bias(t.handle, steer ? PYL_STEER : PYL_BIAS, tokens, by.data()); });
+        (steer ? t.steer : t.bias) = pairs.empty() ? nullptr : std::make_shared<const std::vector<std::pair<Token, float>>>(pairs);
+    }
+
+    void change_logits() {
+        if (ready().empty()) return invalid();
+        Twin & t = twin(any_of(ready()));
+        Row made = logits(t);
+        if (chance(50)) {
+            what = "set_logits";
+            for (float & x : made) x = static_cast<float>(below(1000)) / 100.0f;
+            if (chance(50)) made[below(made.size())] = -std::numeric_limits<float>::infinity();
+            expect({}, [&] { store_->set_logits(t.handle, made); });
+        } else {
+            what = "merge_logits";
+            Branches experts = some(ready(), 3);
+            if (chance(30)) experts.push_back(t.handle);  // its own expert, too
+            const float alpha = static_cast<float>(below(9)) / 2.0f - 2.0f;
+            for (size_t i = 0; i < made.size(); i++) {
+                double sum = 0;
+                for (const pyl_branch expert : experts) sum += static_cast<double>(logits(twin(expert))[i]);
+                const bool banned = std::isinf(sum);
+                if (std::isinf(made[i]) || (banned && alpha <= 0)) continue;
+                made[i] = banned ? -std::numeric_limits<float>::infinity() : static_cast<float>(static_cast<double>(made[i]) + static_cast<double>(alpha) * sum);
+            }
+            expect({}, [&] { store_->merge_logits(t.handle, experts, alpha); });
+            const Row got = row(*store_, t.handle);
+            for (size_t i = 0; i < made.size(); i++) CHECK(got[i] == made[i] || std::abs(got[i] - made[i]) <= 1e-5f * (1 + std::abs(made[i])));
+            made = got;  // the last bit depends on the machine
+        }
+        t.logits = made;
+    }
+
+    void look() {
+        if (ready().empty()) return invalid();
+        what = "look";
+        Twin & t = twin(any_of(ready()));
+        Tokens all;
+        for (Token token = 0; token < n_vocab; token++) all.push_back(token);
+        std::vector<uint8_t> legal(all.size(), 7);
+        expect({}, [&] { store_->legal(t.handle, all, legal.data()); });
+        for (const Token token : all) {
+            bool want = !t.grammar || t.grammar->allows(token);
+            for (const Biases & biases : {t.bias, t.steer}) {
+                for (const auto & [id, by] : biases ? *biases : std::vector<std::pair<Token, float>>()) want = want && (id != token || !std::isinf(by));
+            }
+            CHECK_EQ(legal[static_cast<size_t>(token)], want);
+        }
+        const Row & x = logits(t);
+        const double top = static_cast<double>(*std::max_element(x.begin(), x.end()));
+        double sum = 0, entropy = 0;
+        for (const float logit : x) sum += std::exp(static_cast<double>(logit) - top);
+        for (const float logit : x) {
+            const double p = std::exp(static_cast<double>(logit) - top) / sum;
+            entropy -= p > 0 ? p * std::log(p) : 0;
+        }
+        const pyl_distribution d = store_->distribution(t.handle);
+        CHECK_EQ(d.most_likely, std::max_element(x.begin(), x.end()) - x.begin());
+        CHECK(std::abs(d.entropy - entropy) < 1e-9 && std::abs(d.log_sum - (top + std::log(sum))) < 1e-9);
+        CHECK(std::abs(d.max_logit - top) == 0);
     }
 
     // A call with one thing wrong with it: refused with the right code, and agrees() sees to it that nothing has changed.
@@ -609,7 +731,7 @@ private:
 
     std::mt19937_64 & rng_;
     uint32_t n_ctx_ = 0, n_seq_max_ = 0, n_batch_ = 0;
-    uint64_t fail_at_ = 0, n_dispatches_ = 0, n_decoded_ = 0, age_ = 0;
+    uint64_t fail_at_ = 0, n_dispatches_ = 0, n_decoded_ = 0, n_sampled_ = 0, age_ = 0;
     int32_t fail_rc_ = 0;
     std::shared_ptr<Model> model_;
     std::unique_ptr<Store> store_;
@@ -633,7 +755,8 @@ int main(int argc, char ** argv) {
         world->step();
         kinds[world->what.substr(0, world->what.find(' '))]++;
         if (!world->agrees() || check::n_failed) {
-            std::fprintf(stderr, "operation %lu (%s) of seed %llu; repeat with: test_random %llu %lu\n", i, world->what.c_str(), static_cast<unsigned long long>(seed), static_cast<unsigned long long>(seed), i + 1);
+            const auto told = static_cast<unsigned long long>(seed);
+            std::fprintf(stderr, "operation %lu (%s) of seed %llu; repeat with: test_random %llu %lu\n", i, world->what.c_str(), told, told, i + 1);
             return check::result("test_random");
         }
     }

@@ -2,6 +2,7 @@
 // many, too few or in the wrong place has other logits. "As it should be" is always: bit for bit what a fresh store gives
 // that decoded the same tokens and nothing else.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <random>
@@ -599,6 +600,26 @@ void test_packing() {
     CHECK_EQ(store.get(strict).sampler.history().size(), 1);
 }
 
+// A row of logits costs the engine a pass over the vocabulary: it is asked for the last token of a finished run, and no other.
+void test_outputs_asked_for() {
+    std::vector<std::vector<size_t>> asked;
+    const auto sees = [&](const Batch & batch) {
+        asked.emplace_back();
+        for (size_t i = 0; i < batch.size(); i++) {
+            if (batch.output[i]) asked.back().push_back(i);
+        }
+    };
+    Store store(std::make_shared<Watched>(model(), [](const std::function<void()> & call) { call(); }, sees), context(64, 4, 8));
+    const std::vector<Tokens> texts{text(6, 1), text(1, 2), text(1, 3), text(5, 4)};
+    std::vector<pyl_run> runs;
+    for (const Tokens & t : texts) runs.push_back(run(root(store), t));
+    prefill(store, runs);  // 4 | 2 1 1 | 4 | 1
+    CHECK(asked == std::vector<std::vector<size_t>>({{}, {1, 2, 3}, {}, {0}}));
+    asked.clear();
+    commit(store, {runs[2].branch, runs[0].branch}, {1, 2});
+    CHECK(asked == std::vector<std::vector<size_t>>({{0, 1}}));
+}
+
 // Logits are rows of the engine's last output until somebody else decodes, and copies after: nobody can tell.
 void test_logits_survive() {
     Store store(model(), context(128, 16, 12));
@@ -678,6 +699,8 @@ void test_sample() {
     store.get(stuck).grammar = std::make_unique<OnlyThese>(Tokens{});
     CHECK_EQ(refused(store, PYL_E_ILLEGAL, [&] { store.sample(Branches{a, stuck, b}, out.data()); }).index, 1);
     CHECK(out == Tokens(3, -77));
+    Tokens four(4);
+    CHECK_EQ(refused(store, PYL_E_ILLEGAL, [&] { store.sample(Branches{a, b, a, stuck}, four.data()); }).index, 3);  // also when one of them had drawn twice
     // The same branch twice draws twice.
     store.sample(Branches{a, a}, out.data());
     CHECK_EQ(out[0], twin.sample(logits.data(), logits.size(), nullptr, scratch));
@@ -986,6 +1009,234 @@ void test_cancel() {
     }
 }
 
+// ------------------------------------------------------------------------------------------------- without decoding
+
+void test_fast_forward() {
+    Store store(model(), context());
+    const Tokens base = text(6);
+    SamplingParams p = drawing();
+    p.penalty_presence = 0.5f;
+    const pyl_branch top = root(store, text(2)), parent = fork(store, top, 1)[0];
+    prefill(store, parent, base);
+    const pyl_branch child = fork(store, parent, 1)[0];
+    const pyl_branch grandchild = fork(store, child, 1)[0], sibling = fork(store, parent, 1)[0];
+    store.get(child).sampler.set_params(p);
+    store.get(child).sampler.reseed(77);
+    store.set_grammar(child, "root ::= \"xyz\"", "root");
+    const float by = 2.0f, against = -3.0f;
+    const Token token = 'q', other = 'r';
+    store.set_bias(child, PYL_BIAS, Tokens{token}, &by);
+    store.set_bias(child, PYL_STEER, Tokens{other}, &against);
+    commit(store, {child, grandchild, sibling}, {'x', 2, 3});
+    const Facts want = facts(store, child), before = facts(store, parent), spared = facts(store, sibling);
+    const Snapshot whole = snapshot(store);
+    store.fast_forward(parent, child);
+    CHECK_THROWS(PYL_E_STALE, store.get(child));
+    Facts now = facts(store, parent);
+    CHECK_EQ(now.handle, parent);
+    CHECK_EQ(now.parent, top);
+    CHECK_EQ(now.cells_own, before.cells_own + 1);
+    CHECK_EQ(now.cells_inherited, before.cells_inherited);
+    CHECK(now.children == Branches({grandchild, sibling}));  // oldest first, whoever they came from
+    now.handle = want.handle, now.parent = want.parent, now.children = want.children, now.cells_own = want.cells_own, now.cells_inherited = want.cells_inherited;
+    CHECK(now == want);  // everything else is the child's
+    CHECK(store.get(parent).steer && (*store.get(parent).steer)[0].first == other && store.get(parent).bias && (*store.get(parent).bias)[0].first == token);
+    CHECK(facts(store, sibling) == spared);
+    CHECK_EQ(pressure(store).cells_used, whole.cells_used);
+    CHECK_EQ(pressure(store).leases_remaining, whole.leases_remaining + 1);
+    commit(store, {parent, grandchild, sibling}, {'y', 4, 5});
+    CHECK(same_bits(row(store, parent), replay(text(2) + base + Tokens{'x', 'y'})));
+    CHECK(same_bits(row(store, grandchild), replay(text(2) + base + Tokens{2, 4})));
+    CHECK(same_bits(row(store, sibling), replay(text(2) + base + Tokens{3, 5})));
+    check_capacity(store);
+
+    // Not a direct child, nobody's child, itself, and a child of a parent that went on.
+    const pyl_branch stranger = root(store);
+    for (const auto & [a, b] : {std::pair{top, sibling}, std::pair{parent, stranger}, std::pair{parent, parent}, std::pair{sibling, parent}, std::pair{parent, sibling}}) {
+        refused(store, PYL_E_DIVERGED, [&] { store.fast_forward(a, b); });
+    }
+    refused(store, PYL_E_STALE, [&] { store.fast_forward(parent, child); });
+    refused(store, PYL_E_STALE, [&] { store.fast_forward(child, sibling); });
+    // A child that did nothing: only the lease changes hands.
+    const pyl_branch idle = fork(store, sibling, 1)[0];
+    const Facts as_before = facts(store, sibling);
+    store.fast_forward(sibling, idle);
+    Facts after = facts(store, sibling);
+    after.children = as_before.children;
+    CHECK(after == as_before);
+    store.prune_subtree(top);
+    store.prune(Branches{stranger});
+    CHECK_EQ(pressure(store).cells_used, 0);
+    check_capacity(store);
+}
+
+// A poisoned parent is repaired by a child that was forked before the dispatch that failed, and only by such a one.
+void test_fast_forward_repairs() {
+    for (const int rows : {0, 1, 2, 9}) {
+        for (const bool had_landed : {false, true}) {
+            Store store(model("n_vocab=300;fail_at=" + std::to_string(had_landed ? 3 : 2) + ";fail_rc=-2;fail_rows=" + std::to_string(rows)), context(32, 4, 8));
+            const Tokens base = text(4);
+            const pyl_branch top = root(store, base);
+            const auto kids = fork(store, top, 2);
+            CHECK_THROWS(PYL_E_DECODE, prefill(store, top, text(had_landed ? 6 : 3, 2)));  // 4 that land and 2 that do not; or 3 that do not
+            CHECK(store.get(top).is_poisoned);
+            CHECK_EQ(pressure(store).cells_used, had_landed ? 10 : 7);
+            commit(store, {kids[0]}, {9});
+            if (had_landed) {  // the four went into the parent after the fork
+                refused(store, PYL_E_DIVERGED, [&] { store.fast_forward(top, kids[0]); });
+            } else {
+                store.fast_forward(top, kids[0]);
+                CHECK(!store.get(top).is_poisoned);
+                CHECK_EQ(store.get(top).cells_own, 5);
+                CHECK_EQ(pressure(store).cells_used, 5);
+                check_capacity(store);
+                commit(store, {top, kids[1]}, {8, 7});
+                CHECK(same_bits(row(store, top), replay(base + Tokens{9, 8})));
+                CHECK(same_bits(row(store, kids[1]), replay(base + Tokens{7})));
+            }
+            store.prune_subtree(top);
+            CHECK_EQ(pressure(store).cells_used, 0);
+            check_capacity(store);
+        }
+    }
+}
+
+void test_changing_logits() {
+    constexpr float inf = std::numeric_limits<float>::infinity(), most = std::numeric_limits<float>::max(), nan = std::numeric_limits<float>::quiet_NaN();
+    Store store(model("n_vocab=260"), context());
+    const pyl_branch a = root(store, text(4)), b = root(store, text(5, 2)), empty = root(store);
+    const pyl_branch twin = fork(store, a, 1)[0];
+    const Row row_a = row(store, a);
+    // Setting: this branch only, though it shared a row with its child, and until it decodes.
+    Row made(260, 1.0f);
+    made[7] = 2.0f, made[9] = -inf;
+    uint64_t epoch = store.epoch();
+    store.set_logits(a, made);
+    CHECK(store.epoch() != epoch);
+    CHECK(same_bits(row(store, a), made));
+    CHECK(same_bits(row(store, twin), row_a));
+    store.set_logits(empty, made);  // also one that never had any
+    CHECK(same_bits(row(store, empty), made));
+    Tokens drawn(1);
+    store.sample(Branches{a}, drawn.data());
+    CHECK_EQ(drawn[0], 7);
+    CHECK(same_bits(row(store, fork(store, a, 1)[0]), made));
+    commit(store, {b}, {1});
+    CHECK(same_bits(row(store, a), made));
+    for (const float bad : {nan, inf}) {
+        Row wrong = made;
+        wrong[100] = bad;
+        CHECK_EQ(refused(store, PYL_E_INVALID, [&] { store.set_logits(a, wrong); }).index, 100);
+    }
+    refused(store, PYL_E_INVALID, [&] { store.set_logits(a, Row(259, 0.0f)); });
+    refused(store, PYL_E_INVALID, [&] { store.set_logits(a, Row()); });
+
+    // Merging: what the header says of every kind of logit, and nothing that is not a number ever comes of it.
+    const auto merged = [&](float own, float expert, float alpha) {
+        Row x(260, 0.0f), y(260, 0.0f);
+        x[5] = own, y[5] = expert;
+        store.set_logits(a, x);
+        store.set_logits(b, y);
+        epoch = store.epoch();
+        store.merge_logits(a, Branches{b}, alpha);
+        CHECK(store.epoch() != epoch);
+        CHECK(same_bits(row(store, b), y));
+        const Row out = row(store, a);
+        return out[5];
+    };
+    CHECK(merged(1, 2, 0.5f) == 2);
+    CHECK(merged(1, 2, -0.5f) == 0);
+    CHECK(merged(-inf, 2, 1) == -inf);     // a ban of its own stays
+    CHECK(merged(-inf, -inf, -1) == -inf);
+    CHECK(merged(3, -inf, 1) == -inf);     // an expert's ban counts when it is followed
+    CHECK(merged(3, -inf, -1) == 3);       // and says nothing when it is not
+    CHECK(merged(3, -inf, 0) == 3);
+    int n_overflowed = 0;  // finite from finite
+    for (const float alpha : {most, -most, 1e38f, -1e38f, 1.0f, -1.0f}) {
+        for (const float own : {most, -most, 4.0f, -4.0f}) {
+            for (const float expert : {most, -most, 5.0f, -5.0f}) n_overflowed += !(std::abs(merged(own, expert, alpha)) <= most);
+        }
+    }
+    CHECK_EQ(n_overflowed, 0);
+    store.set_logits(a, row_a);
+    store.merge_logits(a, Branches{a, a}, 0.5f);  // its own expert, twice
+    for (size_t i = 0; i < 260; i++) CHECK(std::abs(row(store, a)[i] - 2 * row_a[i]) < 1e-5f);
+    const Row doubled = row(store, a);
+    store.merge_logits(a, {}, 3.0f);
+    CHECK(same_bits(row(store, a), doubled));
+    const pyl_branch blank = root(store);
+    CHECK_EQ(refused(store, PYL_E_NO_LOGITS, [&] { store.merge_logits(a, Branches{b, blank}, 1); }).index, 1);
+    refused(store, PYL_E_NO_LOGITS, [&] { store.merge_logits(blank, Branches{b}, 1); });
+    CHECK_EQ(refused(store, PYL_E_STALE, [&] { store.merge_logits(a, Branches{b, 0}, 1); }).index, 1);
+    for (const float bad : {nan, inf, -inf}) refused(store, PYL_E_INVALID, [&] { store.merge_logits(a, Branches{b}, bad); });
+
+    // The distribution, against what can be worked out by hand.
+    Row four(260, -inf);
+    four[3] = four[4] = four[5] = four[250] = 100.0f;
+    store.set_logits(a, four);
+    pyl_distribution d = store.distribution(a);
+    CHECK_EQ(d.most_likely, 3);
+    CHECK(std::abs(d.entropy - std::log(4.0)) < 1e-12 && std::abs(d.log_sum - (100 + std::log(4.0))) < 1e-12 && std::abs(d.max_logit - 100) == 0);
+    store.set_logits(a, Row(260, -inf));
+    refused(store, PYL_E_ILLEGAL, [&] { store.distribution(a); });
+    refused(store, PYL_E_ILLEGAL, [&] { store.sample(Branches{a}, drawn.data()); });
+    refused(store, PYL_E_NO_LOGITS, [&] { store.distribution(blank); });
+}
+
+void test_bias() {
+    constexpr float inf = std::numeric_limits<float>::infinity();
+    Store store(model(), context());
+    const pyl_branch a = root(store, text(4));
+    const Row logits = row(store, a);
+    const Token best = best_of(logits);
+    const auto draws = [&](pyl_branch b) {
+        Tokens out(1);
+        store.sample(Branches{b}, out.data());
+        return out[0];
+    };
+    const Tokens one{best}, pair{42, best};
+    const std::vector<float> ban{-inf}, both{100.0f, 100.0f}, steer{-200.0f};
+    CHECK_EQ(draws(a), best);
+    store.set_bias(a, PYL_BIAS, one, ban.data());
+    CHECK(draws(a) != best);
+    CHECK(same_bits(row(store, a), logits));  // what the model said is not touched
+    store.set_bias(a, PYL_BIAS, pair, both.data());  // replaces, does not add up
+    CHECK_EQ(draws(a), best);
+    store.set_bias(a, PYL_STEER, one, steer.data());  // and steering comes on top
+    CHECK_EQ(draws(a), 42);
+    const pyl_branch kid = fork(store, a, 1)[0];
+    CHECK_EQ(draws(kid), best);  // a fork carries the bias, not the steering
+    store.set_bias(a, PYL_BIAS, {}, nullptr);
+    CHECK(draws(a) != 42 && draws(a) != best);
+    CHECK_EQ(draws(kid), best);
+    store.set_bias(a, PYL_STEER, {}, nullptr);
+    CHECK_EQ(draws(a), best);
+    for (const auto & [token, by] : {std::pair{Token{-1}, 0.0f}, std::pair{Token{300}, 0.0f}, std::pair{Token{1}, inf}, std::pair{Token{1}, std::numeric_limits<float>::quiet_NaN()}}) {
+        const Tokens tokens{1, token};
+        const std::vector<float> bias{0.0f, by};
+        CHECK_EQ(refused(store, PYL_E_INVALID, [&] { store.set_bias(a, PYL_BIAS, tokens, bias.data()); }).index, 1);
+    }
+    CHECK_EQ(draws(a), best);
+    // Legality: grammar, bias and steering together; asking changes nothing.
+    store.set_grammar(a, "root ::= \"ab\"", "root");
+    const Tokens asked{'a', 'b', eos};
+    std::vector<uint8_t> legal(3, 7);
+    const Facts before = facts(store, a);
+    store.legal(a, asked, legal.data());
+    CHECK(legal == std::vector<uint8_t>({1, 0, 0}));
+    store.set_bias(a, PYL_STEER, Tokens{'a'}, ban.data());
+    store.legal(a, asked, legal.data());
+    CHECK(legal == std::vector<uint8_t>({0, 0, 0}));
+    CHECK(facts(store, a) == before);
+    Tokens out(1);
+    refused(store, PYL_E_ILLEGAL, [&] { store.sample(Branches{a}, out.data()); });
+    Lanes l = lanes({a}, 3);
+    run_tick(store, l);
+    CHECK_EQ(l.lanes[0].finish, PYL_FINISH_ILLEGAL);
+    const Tokens bad{'a', -1};
+    CHECK_EQ(refused(store, PYL_E_INVALID, [&] { store.legal(a, bad, legal.data()); }).index, 1);
+}
+
 // ------------------------------------------------------------------------------------------------------- the failure rule
 
 struct Failure {
@@ -1263,6 +1514,28 @@ void test_failed_tick() {
     }
 }
 
+// An engine that throws has failed as much as one that says so.
+void test_engine_that_throws() {
+    bool breaks = false;
+    Store store(std::make_shared<Watched>(model(),
+                                          [&](const std::function<void()> & call) {
+                                              call();
+                                              if (std::exchange(breaks, false)) throw std::bad_alloc();
+                                          }),
+                context());
+    const pyl_branch top = root(store, text(4)), kid = fork(store, top, 1)[0];
+    breaks = true;
+    const Error error = CHECK_THROWS(PYL_E_DECODE, commit(store, {kid}, {1}));
+    CHECK_EQ(error.state, PYL_STATE_POISONED);
+    CHECK(error.engine_rc < -1);
+    check_poisoned(store, kid, top);
+    store.prune(Branches{kid});
+    CHECK_EQ(pressure(store).cells_used, 4);
+    check_capacity(store);
+    commit(store, {top}, {2});
+    CHECK(same_bits(row(store, top), replay(text(4) + Tokens{2})));
+}
+
 // A failure after a fork point: the child keeps its cells when its parent is poisoned, and retain_only makes them its own.
 void test_poisoned_parent() {
     for (const int rows : {0, 1, 2}) {
@@ -1345,9 +1618,10 @@ void test_weights_are_shared() {
 int main() {
     const auto tests = {
         test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
-        test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing,
-        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
-        test_failed_tick, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
+        test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing, test_outputs_asked_for,
+        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fast_forward, test_fast_forward_repairs,
+        test_changing_logits, test_bias, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
+        test_failed_tick, test_engine_that_throws, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
     };
     for (const auto test : tests) {
         test();

@@ -1,4 +1,5 @@
 // Looking at logits and changing them: nothing here decodes or touches the cache.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -37,7 +38,8 @@ void Store::merge_logits(pyl_branch branch, std::span<const pyl_branch> experts,
         double sum = 0;
         for (const float * row : rows) sum += row[t];
         if (std::isfinite(sum)) {
-            merged[t] = static_cast<float>(own[t] + static_cast<double>(alpha) * sum);
+            constexpr double most = std::numeric_limits<float>::max();  // a sum too large for a float is no ban and no certainty
+            merged[t] = static_cast<float>(std::clamp(own[t] + static_cast<double>(alpha) * sum, -most, most));
         } else if (sum == -inf && alpha > 0) {
             merged[t] = -inf;  // what an expert bans is banned; against an expert (alpha < 0) its ban says nothing
         }

@@ -298,6 +298,7 @@ void Store::fast_forward(pyl_branch parent, pyl_branch child) {
         slots_[grandchild].parent = to_slot + 1;
         to.children.push_back(grandchild);
     }
+    std::sort(to.children.begin(), to.children.end(), [&](uint32_t a, uint32_t b) { return slots_[a].born < slots_[b].born; });
     to.cells_own += from.cells_own - doubtful;
     cells_used_ -= doubtful;
     std::swap(to.seq, from.seq);  // the parent's old sequence is cleared whole with the child's slot; shared cells live on

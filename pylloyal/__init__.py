@@ -12,18 +12,27 @@ if TYPE_CHECKING:
     from . import errors as errors
     from .errors import PylloyalError as PylloyalError
     from .kernel.branch import Branch as Branch
-    from .kernel.branch import Distribution as Distribution
-    from .kernel.branch import LogitsView as LogitsView
     from .kernel.chat import ChatMessage as ChatMessage
     from .kernel.chat import ChatPrompt as ChatPrompt
+    from .kernel.embedder import Embedder as Embedder
+    from .kernel.embedder import EmbedderStatistics as EmbedderStatistics
     from .kernel.grammar import Grammar as Grammar
+    from .kernel.measures import BranchStatistics as BranchStatistics
+    from .kernel.measures import Distribution as Distribution
+    from .kernel.measures import Level as Level
+    from .kernel.measures import LogitsView as LogitsView
+    from .kernel.measures import Metrics as Metrics
+    from .kernel.measures import Priors as Priors
     from .kernel.model import Model as Model
+    from .kernel.model import ModelStatistics as ModelStatistics
+    from .kernel.outcomes import Finish as Finish
+    from .kernel.outcomes import Pressure as Pressure
+    from .kernel.outcomes import StoreStatistics as StoreStatistics
+    from .kernel.outcomes import Ticks as Ticks
     from .kernel.sampling import Sampling as Sampling
-    from .kernel.store import Finish as Finish
-    from .kernel.store import Pressure as Pressure
     from .kernel.store import Store as Store
-    from .kernel.store import Ticks as Ticks
     from .kernel.system import LogLevel as LogLevel
+    from .kernel.system import describe_saved as describe_saved
     from .kernel.system import drain_logs as drain_logs
     from .kernel.system import live_objects as live_objects
     from .kernel.system import set_log_level as set_log_level
@@ -34,11 +43,14 @@ if TYPE_CHECKING:
 
 _HOME = {
     "PylloyalError": "errors",
-    "Branch": "kernel.branch", "Distribution": "kernel.branch", "LogitsView": "kernel.branch",
+    "Branch": "kernel.branch",
     "ChatMessage": "kernel.chat", "ChatPrompt": "kernel.chat",
-    "Grammar": "kernel.grammar", "Model": "kernel.model", "Sampling": "kernel.sampling",
-    "Finish": "kernel.store", "Pressure": "kernel.store", "Store": "kernel.store", "Ticks": "kernel.store",
-    "LogLevel": "kernel.system", "drain_logs": "kernel.system", "live_objects": "kernel.system", "set_log_level": "kernel.system", "system_info": "kernel.system",
+    "Embedder": "kernel.embedder", "EmbedderStatistics": "kernel.embedder",
+    "Grammar": "kernel.grammar", "Model": "kernel.model", "ModelStatistics": "kernel.model", "Sampling": "kernel.sampling",
+    "BranchStatistics": "kernel.measures", "Distribution": "kernel.measures", "Level": "kernel.measures", "LogitsView": "kernel.measures", "Metrics": "kernel.measures", "Priors": "kernel.measures",
+    "Finish": "kernel.outcomes", "Pressure": "kernel.outcomes", "StoreStatistics": "kernel.outcomes", "Ticks": "kernel.outcomes",
+    "Store": "kernel.store",
+    "LogLevel": "kernel.system", "describe_saved": "kernel.system", "drain_logs": "kernel.system", "live_objects": "kernel.system", "set_log_level": "kernel.system", "system_info": "kernel.system",
     "TextStream": "kernel.vocab", "TokenFlags": "kernel.vocab", "Vocab": "kernel.vocab",
 }
 __all__ = [*_HOME, "__version__", "errors", "get_include", "get_library"]  # noqa: PLE0604 (strings all)

@@ -11,7 +11,7 @@
  *                pointers named `out`; on failure they are untouched unless the comment says otherwise.
  *   State        Each error code says what became of the state: unchanged, advanced or poisoned. pyl_error_last() carries
  *                that, the live numbers (need, have), the engine's own return code and the index of the offending item.
- *   Handles      pyl_model* and pyl_store* are opaque tokens, never addresses: using one after its free, or freeing it twice,
+ *   Handles      pyl_model*, pyl_store* and pyl_embedder* are opaque tokens, never addresses: using one after its free, or freeing it twice,
  *                is PYL_E_CLOSED, not undefined behaviour. Parents outlive their children inside the library, so the order
  *                of frees does not matter. A branch is a 64-bit integer (generation << 32 | slot); 0 is never valid, and a
  *                stale one never aliases a newer branch.
@@ -51,7 +51,8 @@ extern "C" {
 
 typedef struct pyl_model pyl_model; /* a loaded model: weights, vocabulary, chat templates */
 typedef struct pyl_store pyl_store; /* one KV cache and the tree of branches that lives in it */
-typedef struct pyl_text pyl_text;   /* a string the library made for the caller */
+typedef struct pyl_embedder pyl_embedder; /* a context that turns texts into vectors */
+typedef struct pyl_text pyl_text;   /* bytes the library made for the caller */
 typedef uint64_t pyl_branch;        /* generation << 32 | slot; 0 is never valid */
 
 /* The ABI of the loaded library; a caller compiled against another number must not go on. Thread: any. */
@@ -142,6 +143,7 @@ typedef struct pyl_live {
     uint32_t branches; /* live branches of all stores */
     uint32_t grammars; /* engine grammar objects */
     uint32_t texts;    /* pyl_text not yet freed */
+    uint32_t embedders; /* pyl_embedder handles */
 } pyl_live;
 
 /* Counts of what is alive right now. Thread: any. */
@@ -282,8 +284,11 @@ typedef struct pyl_store_params {
     int32_t flash_attn;   /* PYL_FLASH_ATTN_* */
     int32_t type_k;       /* PYL_KV_* */
     int32_t type_v;
-    int32_t swa_full;     /* 1 (default): sliding-window layers keep full-length cells, forks are unlimited. 0 is refused until a
-                             store can save and restore windows */
+    int32_t swa_full;     /* 1 (default): sliding-window layers keep full-length cells. 0: they keep a window of cells for each branch, much
+                             smaller for long contexts; PYL_E_UNSUPPORTED for the few models whose cache cannot be trimmed. Forks are
+                             as exact either way */
+    int32_t deterministic; /* 1: every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits
+                             of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default */
 } pyl_store_params;
 
 /* Fills in the defaults. Thread: any. */
@@ -322,6 +327,8 @@ typedef struct pyl_pressure {
     uint64_t n_tokens_sampled;
     double decode_s;           /* seconds inside the engine's decode */
     double sample_s;           /* seconds sampling */
+    int32_t swa_full;          /* as opened; 1 for a model without a sliding window */
+    int32_t deterministic;     /* as opened */
 } pyl_pressure;
 
 /* Live numbers, consistent at the last dispatch boundary even while another thread is inside the store: this is also how
@@ -379,6 +386,32 @@ PYL_API int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch
  * Errors: PYL_E_INVALID with the index of a NaN, a +infinity or an id outside the vocabulary. Thread: store. */
 PYL_API int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n);
 
+#define PYL_METRICS_NONE 0
+#define PYL_METRICS_MODEL 1    /* the model's own distribution at temperature 1: one pass over the vocabulary for each token */
+#define PYL_METRICS_SAMPLING 2 /* the distribution tokens are drawn from: one more run of the sampler for each token */
+
+typedef struct pyl_metrics {
+    uint32_t struct_size;
+    int32_t levels;              /* PYL_METRICS_*, or their sum */
+    uint64_t n_tokens;           /* tokens measured: those that commit_n and tick_n decoded while the branch had logits */
+    double model_surprisal;      /* sum over them, nats; perplexity is exp(model_surprisal / n_tokens) */
+    double model_entropy;        /* sum, nats */
+    double last_model_surprisal; /* of the newest of them */
+    double last_model_entropy;
+    uint64_t n_inside;           /* those the sampler could have drawn; the sums below are over these */
+    double sampling_surprisal;
+    double sampling_entropy;
+    double last_sampling_surprisal; /* +infinity when the newest could not have been drawn */
+    double last_sampling_entropy;
+} pyl_metrics;
+
+/* Starts measuring how surprising the tokens of a branch are, at the levels given, from zero. Each token is measured against the
+ * distribution it was chosen from. Forks carry the sums on. Errors: PYL_E_INVALID, PYL_E_STALE, PYL_E_POISONED. Thread: store. */
+PYL_API int32_t pyl_branch_set_metrics(pyl_store * store, pyl_branch branch, int32_t levels);
+
+/* The sums so far. Errors: PYL_E_STALE. Thread: store. */
+PYL_API int32_t pyl_branch_get_metrics(pyl_store * store, pyl_branch branch, pyl_metrics * out);
+
 /* ---------------------------------------------------------------------------------------------------------- branches -- */
 
 /* Makes a new root: empty, no logits, its own lease.
@@ -412,6 +445,15 @@ PYL_API int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
  * poisoned parent. Errors: PYL_E_DIVERGED (not a direct child, or the parent decoded since the fork), PYL_E_STALE,
  * PYL_E_POISONED (the child). Thread: store. */
 PYL_API int32_t pyl_branch_fast_forward(pyl_store * store, pyl_branch parent, pyl_branch child);
+
+/* Empties a leaf and decodes `tokens` on its own sequence from position 0: what to keep of a conversation that grew too long, say
+ * its first tokens (attention sinks) and its tail. Sampling, grammar, bias and metrics stay as they are; the logits are those of the
+ * last token. The old cells are given back first, so it also fits a full cache.
+ *   n_landed  out, may be NULL: how many of the tokens are in the cache now, also after a failure.
+ * Errors, unchanged: PYL_E_HAS_CHILDREN, PYL_E_CONTEXT, PYL_E_INVALID (no tokens, an id outside the vocabulary), PYL_E_STALE,
+ * PYL_E_POISONED. Advanced, the old cells gone and n_landed tokens in: PYL_E_CANCELLED, PYL_E_NO_CELLS. Poisoned: PYL_E_DECODE.
+ * Thread: store. */
+PYL_API int32_t pyl_branch_reseed_kv(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n_tokens, uint32_t * n_landed);
 
 typedef struct pyl_branch_info {
     uint32_t struct_size;
@@ -535,8 +577,97 @@ typedef struct pyl_distribution {
  * vocabulary. Errors: PYL_E_NO_LOGITS, PYL_E_ILLEGAL when every logit is -infinity. Thread: store. */
 PYL_API int32_t pyl_branch_distribution(pyl_store * store, pyl_branch branch, pyl_distribution * out);
 
+/* The logits of some tokens. Errors: PYL_E_NO_LOGITS, PYL_E_INVALID with the index of an id outside the vocabulary. Thread: store. */
+PYL_API int32_t pyl_branch_logits_at(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, float * logits);
+
+/* The most likely tokens among those that grammar, bias and steering allow, most likely first, with the natural logs of their
+ * probabilities (temperature 1, no penalties; they sum to 1 over all tokens allowed). Nothing changes.
+ *   capacity  most to give.
+ *   n         out: how many were given.
+ *   n_legal   out, may be NULL: how many tokens are allowed.
+ * Errors: PYL_E_NO_LOGITS, PYL_E_ILLEGAL when nothing is allowed. Thread: store. */
+PYL_API int32_t pyl_branch_priors(pyl_store * store, pyl_branch branch, int32_t * tokens, float * log_probs, size_t capacity, size_t * n, size_t * n_legal);
+
 /* The store's epoch now; a view whose epoch differs must not be read any more. 0 for a store that is closed. Thread: any. */
 PYL_API uint64_t pyl_store_epoch(const pyl_store * store);
+
+/* The logits after each of many prompts, all continuing `source` (0 for an empty start): as many at a time as leases and cells allow,
+ * through forks that are pruned again. The store is the same afterwards, whether it succeeded or not.
+ *   tokens   all prompts, one after another; lengths[i] tokens belong to prompt i.
+ *   ids      tokens whose logits are wanted; n_ids == 0 for the whole vocabulary.
+ *   out      n_prompts rows of n_ids (or n_vocab) floats; rows before a failure's index may have been written.
+ * Errors: PYL_E_CONTEXT (index of a prompt that does not fit the cells left), PYL_E_NO_LEASE, PYL_E_INVALID (index of an empty prompt
+ * without a source, an id outside the vocabulary), PYL_E_CANCELLED, PYL_E_DECODE: the branches of the store are unchanged. Thread: store. */
+PYL_API int32_t pyl_score_n(pyl_store * store, pyl_branch source, const int32_t * tokens, const uint32_t * lengths, size_t n_prompts, const int32_t * ids, size_t n_ids, float * out);
+
+/* ------------------------------------------------------------------------------------------------------ saved branches -- */
+
+#define PYL_SAVE_LOGITS 1u /* the logits too, so that the branch can be sampled as soon as it is loaded */
+
+/* A branch as bytes: its cells, position, sampling with random stream and penalty window, grammar with what it has seen, bias, steering
+ * and metrics. The bytes begin with what they need to be loaded again: engine commit, model fingerprint, KV types, flash attention.
+ * Cost: the bytes of its cells, copied once. Owned (pyl_text_free).
+ * Errors: PYL_E_STALE, PYL_E_POISONED, PYL_E_OUT_OF_MEMORY, PYL_E_UNSUPPORTED (this memory cannot be saved). Thread: store. */
+PYL_API int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
+
+/* Makes a new root of a saved branch: it continues token for token. All or nothing. The bytes are checked against damage, not against
+ * malice: load what you would also load as a model.
+ * Errors: PYL_E_FORMAT (damaged, or not a saved branch), PYL_E_UNSUPPORTED (saved with another model, engine, KV type or flash
+ * attention; the message names both sides), PYL_E_NO_LEASE, PYL_E_CONTEXT (need and have in cells). Thread: store. */
+PYL_API int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data);
+
+/* What saved bytes hold, as JSON: format, bytes, engine, model {name, fingerprint, n_vocab}, kv {type_k, type_v, flash_attn}, position, cells,
+ * has_logits, has_grammar, sampling {seed, n_sampled}. Reads the header only, and the checksum of all. Owned (pyl_text_free).
+ * Errors: PYL_E_FORMAT. Thread: any. */
+PYL_API int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out);
+
+/* ---------------------------------------------------------------------------------------------------------- embeddings -- */
+
+#define PYL_POOLING_MODEL 0 /* as the model file says */
+#define PYL_POOLING_MEAN 1
+#define PYL_POOLING_CLS 2
+#define PYL_POOLING_LAST 3
+
+typedef struct pyl_embedder_params {
+    uint32_t struct_size;
+    uint32_t n_ctx;     /* longest text in tokens, and tokens in one dispatch; 0 for the model's trained context, at most 512 */
+    uint32_t n_threads; /* 0 for the cores this process may use */
+    int32_t pooling;    /* PYL_POOLING_* */
+    int32_t flash_attn; /* PYL_FLASH_ATTN_* */
+} pyl_embedder_params;
+
+/* Fills in the defaults. Thread: any. */
+PYL_API void pyl_embedder_params_init(pyl_embedder_params * params);
+
+/* Opens a context for embeddings, with a cache of its own that is empty before every dispatch.
+ *   out  Owned (pyl_embedder_free).
+ * Errors: PYL_E_UNSUPPORTED (the model names no pooling and PYL_POOLING_MODEL was asked for; it ranks; it needs an encoder and a
+ * decoder), PYL_E_INVALID (n_ctx beyond the trained context), PYL_E_OUT_OF_MEMORY. Thread: any. */
+PYL_API int32_t pyl_embedder_open(pyl_embedder ** out, const pyl_model * model, const pyl_embedder_params * params);
+
+/* Waits for a call in flight, then frees. Thread: any. */
+PYL_API int32_t pyl_embedder_free(pyl_embedder * embedder);
+
+typedef struct pyl_embedder_info {
+    uint32_t struct_size;
+    int32_t n_embd;        /* floats in a vector */
+    uint32_t n_ctx;        /* tokens in the longest text */
+    int32_t pooling;       /* PYL_POOLING_*, never PYL_POOLING_MODEL */
+    uint64_t n_dispatches; /* since it was opened */
+    uint64_t n_texts;
+    uint64_t n_tokens;
+} pyl_embedder_info;
+
+/* Facts about an embedder. Thread: any. */
+PYL_API int32_t pyl_embedder_describe(const pyl_embedder * embedder, pyl_embedder_info * out);
+
+/* One vector for each text, packed into as few dispatches as n_ctx allows.
+ *   tokens      all texts, one after another; lengths[i] tokens belong to text i.
+ *   normalize   1: each vector has length 1; 0: as the model gives it.
+ *   out         n_texts rows of n_embd floats; untouched unless all succeeded.
+ * Errors: PYL_E_INVALID (index of an empty text, or of one longer than n_ctx, with need and have; an id outside the vocabulary),
+ * PYL_E_BUSY, PYL_E_DECODE (nothing is left behind: the cache is emptied before each dispatch). Thread: one call at a time. */
+PYL_API int32_t pyl_embed_n(pyl_embedder * embedder, const int32_t * tokens, const uint32_t * lengths, size_t n_texts, int32_t normalize, float * out);
 
 #ifdef __cplusplus
 }

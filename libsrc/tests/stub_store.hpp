@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/store.hpp"
@@ -125,15 +126,24 @@ struct Facts {
     uint64_t draws, seed;
     Tokens history;
     SamplingParams params;
-    std::optional<Row> logits;
-    bool operator==(const Facts &) const = default;
+    Tokens taken;
+    pyl_metrics metrics;
+    Row logits;  // empty for none
+    bool operator==(const Facts & o) const;
 };
+
+inline bool same_metrics(const pyl_metrics & a, const pyl_metrics & b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+inline bool Facts::operator==(const Facts & o) const {
+    const auto rest = [](const Facts & f) { return std::tie(f.handle, f.parent, f.children, f.position, f.cells_own, f.cells_inherited, f.is_poisoned, f.has_grammar, f.last_token, f.draws, f.seed, f.history, f.params, f.taken, f.logits); };
+    return rest(*this) == rest(o) && same_metrics(metrics, o.metrics);
+}
 
 inline Facts facts(Store & store, pyl_branch handle) {
     const Branch & b = store.get(handle);
-    const auto logits = b.logits.any() ? std::optional(row(store, handle)) : std::nullopt;
+    Row logits = b.logits.any() ? row(store, handle) : Row();
     return {handle, store.handle_of(b.parent), store.list(handle), b.position, b.cells_own, b.cells_inherited, b.is_poisoned, b.grammar != nullptr, b.last_token,
-            b.sampler.draws(), b.sampler.seed(), b.sampler.history(), b.sampler.params(), logits};
+            b.sampler.draws(), b.sampler.seed(), b.sampler.history(), b.sampler.params(), b.grammar_taken, b.metrics, std::move(logits)};
 }
 
 // Everything a caller can see of a store but counters of work done.
@@ -166,7 +176,9 @@ public:
     std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override { return model_->grammar(gbnf, root); }
     std::string chat_render(std::string_view request) const override { return model_->chat_render(request); }
     std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override { return model_->chat_grammar(rendered); }
+    ModelIdentity identity() const override { return model_->identity(); }
     std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_, sees_); }
+    std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override { return model_->open_embedder(params); }
 
 private:
     class Cache final : public Context {
@@ -189,6 +201,10 @@ private:
         }
         void seq_keep(Seq seq) override {
             watch([&] { context_->seq_keep(seq); });
+        }
+        std::string seq_save(Seq seq) const override { return context_->seq_save(seq); }
+        void seq_load(Seq seq, std::string_view bytes) override {
+            watch([&] { context_->seq_load(seq, bytes); });
         }
 
     private:

@@ -34,9 +34,10 @@ using namespace stub;
 
 namespace {
 
+uint64_t engine_fails_at = 0;  // the dispatch that fails for good; World itself needs three
+
 std::shared_ptr<Model> quiet_model() {
-    static const auto shared = model();
-    return std::make_shared<Watched>(shared, [](const std::function<void()> & call) {
+    return std::make_shared<Watched>(model("n_vocab=300;fail_rc=-2;fail_rows=1;fail_at=" + std::to_string(engine_fails_at)), [](const std::function<void()> & call) {
         const bool was = std::exchange(is_armed, false);
         call();
         is_armed = was;
@@ -84,6 +85,15 @@ struct World {
         for (const pyl_branch handle : store.list(0)) store.prune_subtree(handle);
         CHECK_EQ(pressure(store).cells_used, 0);
         CHECK_EQ(pressure(store).leases_remaining, 10);
+        while (engine_fails_at && pressure(store).n_dispatches < engine_fails_at) {  // it still has its failure before it
+            const pyl_branch victim = root(store);
+            try {
+                prefill(store, victim, {1});
+            } catch (const Error & error) {
+                CHECK_EQ(error.code, PYL_E_DECODE);
+            }
+            store.prune(Branches{victim});
+        }
         const pyl_branch filler = root(store, text(64));  // the cache is as empty as the books say
         CHECK(same_bits(row(store, filler), replay(text(64))));
     }
@@ -113,7 +123,7 @@ void sweep(const char * name, Prepare && prepare, Go && go, Account && account) 
                 is_armed = false;
                 threw = true;
             }
-            CHECK(has_failed || !threw);
+            CHECK(has_failed || !threw || engine_fails_at);
             if (threw && (!error || error->state == PYL_STATE_UNCHANGED)) {
                 CHECK(snapshot(world.store) == before);  // "an allocation failed. Unchanged."
             } else {
@@ -216,6 +226,52 @@ void test_each() {
     }
 }
 
+// Telling of a failure of the engine takes memory too; when there is none, what is said must still not be "unchanged".
+void test_telling_of_failures() {
+    struct Call {
+        Branches branches;
+        Tokens tokens;
+    };
+    engine_fails_at = 4;
+    sweep(
+        "commit that the engine fails", [](World & w) { return Call{{w.strict, w.a, w.b}, {'a', 10, 11}}; }, [](World & w, Call & c) { w.store.commit(c.branches, c.tokens.data()); },
+        [](World & w, const Call & c, bool threw) {
+            CHECK(threw);
+            for (const pyl_branch b : c.branches) CHECK(w.store.get(b).is_poisoned);
+        });
+    engine_fails_at = 5;
+    sweep(
+        "tick of which the second step fails",
+        [](World & w) {
+            for (const pyl_branch b : {w.top, w.b}) w.store.get(b).grammar = std::make_unique<OnlyThese>(Tokens{65, 66, 67, 68});
+            return lanes({w.top, w.b, w.strict}, 4, {}, {0, 1, 0});
+        },
+        [](World & w, Lanes & l) { run_tick(w.store, l); },
+        [](World & w, const Lanes & l, bool threw) {
+            CHECK(threw);
+            for (size_t i = 0; i < l.lanes.size(); i++) {
+                const pyl_branch b = l.lanes[i].branch;
+                w.paths[b] = w.paths[b] + l.taken(i);
+                CHECK_EQ(l.lanes[i].state == PYL_STATE_POISONED, w.store.get(b).is_poisoned);
+            }
+        });
+    sweep(
+        "prefill of which the second dispatch fails",
+        [](World & w) { return Call{{w.top, w.empty}, text(7, 2)}; },
+        [](World & w, Call & c) {
+            pyl_run runs[2] = {{sizeof(pyl_run), 5, c.branches[0], c.tokens.data(), 0, 0}, {sizeof(pyl_run), 2, c.branches[1], c.tokens.data(), 0, 0}};
+            uint32_t n = 0;
+            w.store.prefill(runs, 0, n);
+        },
+        [](World & w, const Call & c, bool threw) {
+            CHECK(threw);
+            const bool began = w.store.get(c.branches[0]).position > 5;  // the first dispatch landed before memory ran out
+            if (!w.store.get(c.branches[0]).is_poisoned && began) w.paths[c.branches[0]] = w.paths[c.branches[0]] + Tokens(c.tokens.begin(), c.tokens.begin() + 4);
+            CHECK_EQ(w.store.get(c.branches[0]).is_poisoned, w.store.get(c.branches[1]).is_poisoned);
+        });
+    engine_fails_at = 0;
+}
+
 // A grammar that breaks when it is fed a token the cache holds already: rare, and still no lie may be told about it.
 class Breaks final : public Grammar {
 public:
@@ -263,6 +319,7 @@ void test_a_landed_token_that_cannot_be_recorded() {
 
 int main() {
     test_each();
+    test_telling_of_failures();
     test_a_landed_token_that_cannot_be_recorded();
     return check::result("test_memory");
 }

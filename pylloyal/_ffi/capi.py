@@ -65,11 +65,19 @@ SEED_KEEP: Final = 0
 SEED_SET: Final = 1
 BIAS: Final = 0
 STEER: Final = 1
+METRICS_NONE: Final = 0
+METRICS_MODEL: Final = 1
+METRICS_SAMPLING: Final = 2
 FINISH_NONE: Final = 0
 FINISH_EOG: Final = 1
 FINISH_STOP: Final = 2
 FINISH_LENGTH: Final = 3
 FINISH_ILLEGAL: Final = 4
+SAVE_LOGITS: Final = 1
+POOLING_MODEL: Final = 0
+POOLING_MEAN: Final = 1
+POOLING_CLS: Final = 2
+POOLING_LAST: Final = 3
 
 
 class pyl_model_p(c_void_p):
@@ -78,6 +86,10 @@ class pyl_model_p(c_void_p):
 
 class pyl_store_p(c_void_p):
     """``pyl_store *``: opaque."""
+
+
+class pyl_embedder_p(c_void_p):
+    """``pyl_embedder *``: opaque."""
 
 
 class pyl_text_p(c_void_p):
@@ -112,6 +124,7 @@ class pyl_live(Structure):
         ("branches", c_uint32),
         ("grammars", c_uint32),
         ("texts", c_uint32),
+        ("embedders", c_uint32),
     ]
 
 
@@ -170,6 +183,7 @@ class pyl_store_params(Structure):
         ("type_k", c_int32),
         ("type_v", c_int32),
         ("swa_full", c_int32),
+        ("deterministic", c_int32),
     ]
 
 
@@ -192,6 +206,8 @@ class pyl_pressure(Structure):
         ("n_tokens_sampled", c_uint64),
         ("decode_s", c_double),
         ("sample_s", c_double),
+        ("swa_full", c_int32),
+        ("deterministic", c_int32),
     ]
 
 
@@ -211,6 +227,25 @@ class pyl_sampling(Structure):
         ("penalty_last_n", c_int32),
         ("seed_mode", c_int32),
         ("seed", c_uint64),
+    ]
+
+
+class pyl_metrics(Structure):
+    """the distribution tokens are drawn from: one more run of the sampler for each token"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("levels", c_int32),
+        ("n_tokens", c_uint64),
+        ("model_surprisal", c_double),
+        ("model_entropy", c_double),
+        ("last_model_surprisal", c_double),
+        ("last_model_entropy", c_double),
+        ("n_inside", c_uint64),
+        ("sampling_surprisal", c_double),
+        ("sampling_entropy", c_double),
+        ("last_sampling_surprisal", c_double),
+        ("last_sampling_entropy", c_double),
     ]
 
 
@@ -297,6 +332,32 @@ class pyl_distribution(Structure):
     ]
 
 
+class pyl_embedder_params(Structure):
+    """pyl_embedder_params"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_ctx", c_uint32),
+        ("n_threads", c_uint32),
+        ("pooling", c_int32),
+        ("flash_attn", c_int32),
+    ]
+
+
+class pyl_embedder_info(Structure):
+    """pyl_embedder_info"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_embd", c_int32),
+        ("n_ctx", c_uint32),
+        ("pooling", c_int32),
+        ("n_dispatches", c_uint64),
+        ("n_texts", c_uint64),
+        ("n_tokens", c_uint64),
+    ]
+
+
 # name, result, arguments, whether the result is a status
 PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_abi_version", c_int32, [], False),  # int32_t pyl_abi_version(void);
@@ -332,12 +393,15 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t, c_char_p], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
     ("pyl_branch_set_chat_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t], True),  # int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered);
     ("pyl_branch_set_bias", c_int32, [pyl_store_p, c_uint64, c_int32, POINTER(c_int32), POINTER(c_float), c_size_t], True),  # int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n);
+    ("pyl_branch_set_metrics", c_int32, [pyl_store_p, c_uint64, c_int32], True),  # int32_t pyl_branch_set_metrics(pyl_store * store, pyl_branch branch, int32_t levels);
+    ("pyl_branch_get_metrics", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_metrics)], True),  # int32_t pyl_branch_get_metrics(pyl_store * store, pyl_branch branch, pyl_metrics * out);
     ("pyl_branch_create", c_int32, [pyl_store_p, POINTER(c_uint64), c_int32, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
     ("pyl_branch_fork_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_uint64)], True),  # int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);
     ("pyl_branch_prune_n", c_int32, [pyl_store_p, POINTER(c_uint64), c_size_t], True),  # int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n);
     ("pyl_branch_prune_subtree", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch);
     ("pyl_branch_retain_only", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
     ("pyl_branch_fast_forward", c_int32, [pyl_store_p, c_uint64, c_uint64], True),  # int32_t pyl_branch_fast_forward(pyl_store * store, pyl_branch parent, pyl_branch child);
+    ("pyl_branch_reseed_kv", c_int32, [pyl_store_p, c_uint64, POINTER(c_int32), c_size_t, POINTER(c_uint32)], True),  # int32_t pyl_branch_reseed_kv(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n_tokens, uint32_t * n_landed);
     ("pyl_branch_describe", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_branch_info)], True),  # int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_info * out);
     ("pyl_branch_list", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_size_t)], True),  # int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * out, size_t capacity, size_t * n);
     ("pyl_prefill_n", c_int32, [pyl_store_p, POINTER(pyl_run), c_size_t, c_uint32, POINTER(c_uint32)], True),  # int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches);
@@ -349,7 +413,18 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_branch_merge_logits", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, c_float], True),  # int32_t pyl_branch_merge_logits(pyl_store * store, pyl_branch branch, const pyl_branch * experts, size_t n, float alpha);
     ("pyl_branch_legal_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_int32), c_size_t, POINTER(c_uint8)], True),  # int32_t pyl_branch_legal_n(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, uint8_t * legal);
     ("pyl_branch_distribution", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_distribution)], True),  # int32_t pyl_branch_distribution(pyl_store * store, pyl_branch branch, pyl_distribution * out);
+    ("pyl_branch_logits_at", c_int32, [pyl_store_p, c_uint64, POINTER(c_int32), c_size_t, POINTER(c_float)], True),  # int32_t pyl_branch_logits_at(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, float * logits);
+    ("pyl_branch_priors", c_int32, [pyl_store_p, c_uint64, POINTER(c_int32), POINTER(c_float), c_size_t, POINTER(c_size_t), POINTER(c_size_t)], True),  # int32_t pyl_branch_priors(pyl_store * store, pyl_branch branch, int32_t * tokens, float * log_probs, size_t capacity, size_t * n, size_t * n_legal);
     ("pyl_store_epoch", c_uint64, [pyl_store_p], False),  # uint64_t pyl_store_epoch(const pyl_store * store);
+    ("pyl_score_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_int32), POINTER(c_uint32), c_size_t, POINTER(c_int32), c_size_t, POINTER(c_float)], True),  # int32_t pyl_score_n(pyl_store * store, pyl_branch source, const int32_t * tokens, const uint32_t * lengths, size_t n_prompts, const int32_t * ids, size_t n_ids, float * out);
+    ("pyl_branch_save", c_int32, [pyl_store_p, c_uint64, c_uint32, POINTER(pyl_text_p)], True),  # int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
+    ("pyl_branch_load", c_int32, [pyl_store_p, POINTER(c_uint64), POINTER(c_uint8), c_size_t], True),  # int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data);
+    ("pyl_saved_describe", c_int32, [POINTER(c_uint8), c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out);
+    ("pyl_embedder_params_init", None, [POINTER(pyl_embedder_params)], False),  # void pyl_embedder_params_init(pyl_embedder_params * params);
+    ("pyl_embedder_open", c_int32, [POINTER(pyl_embedder_p), pyl_model_p, POINTER(pyl_embedder_params)], True),  # int32_t pyl_embedder_open(pyl_embedder ** out, const pyl_model * model, const pyl_embedder_params * params);
+    ("pyl_embedder_free", c_int32, [pyl_embedder_p], True),  # int32_t pyl_embedder_free(pyl_embedder * embedder);
+    ("pyl_embedder_describe", c_int32, [pyl_embedder_p, POINTER(pyl_embedder_info)], True),  # int32_t pyl_embedder_describe(const pyl_embedder * embedder, pyl_embedder_info * out);
+    ("pyl_embed_n", c_int32, [pyl_embedder_p, POINTER(c_int32), POINTER(c_uint32), c_size_t, c_int32, POINTER(c_float)], True),  # int32_t pyl_embed_n(pyl_embedder * embedder, const int32_t * tokens, const uint32_t * lengths, size_t n_texts, int32_t normalize, float * out);
 ]
 
-STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution]
+STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_metrics, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution, pyl_embedder_params, pyl_embedder_info]

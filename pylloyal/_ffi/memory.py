@@ -60,6 +60,17 @@ def f32_array(values: Any) -> Any:
     return (ctypes.c_float * len(values))(*values)
 
 
+def _as_it_lies(kind: Any) -> Any:
+    def of(values: npt.NDArray[Any]) -> Any:
+        return values.ctypes.data_as(ctypes.POINTER(kind))
+
+    return of
+
+
+# Arrays of the matching type, passed without a copy; the caller keeps them alive through the call.
+i32_of, u32_of, u8_of = _as_it_lies(ctypes.c_int32), _as_it_lies(ctypes.c_uint32), _as_it_lies(ctypes.c_uint8)
+
+
 def u8_room(n: int) -> Any:
     return (ctypes.c_uint8 * n)()
 

@@ -1,93 +1,37 @@
 """A branch: one line of thought in a store, cheap to fork, explicit to prune."""
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import errors
 from .._ffi import capi
-from .._ffi.load import library
-from .._ffi.memory import MASK64, f32_array, floats, i32_array, new, ref, u8_room, u64_array, u64_room
+from .._ffi.load import library, take_text_at
+from .._ffi.memory import MASK64, f32_array, i32_array, i32_of, new, ref, u64_array, u64_room
 from .chat import ChatPrompt
+from .facts import BranchFacts
 from .grammar import Grammar
 from .sampling import Sampling
-
-if TYPE_CHECKING:
-    from .store import Store
+from .turn import interruptibly
 
 Prefillable = str | ChatPrompt | Sequence[int] | npt.NDArray[np.integer[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """The model's view of the next token, at temperature 1.
-
-    Attributes
-    ----------
-    most_likely : int
-        A token.
-    entropy : float
-        In nats.
-    log_sum : float
-        Natural log of the sum of exponentials: ``log_sum - logit`` is a token's surprisal.
-    max_logit : float
-    """
-
-    most_likely: int
-    entropy: float
-    log_sum: float
-    max_logit: float
-
-    def surprisal(self, logit: float) -> float:
-        """Nats of surprise at a token with this logit."""
-        return self.log_sum - logit
-
-
-class LogitsView:
-    """Logits of a branch without a copy; reading them after they were overwritten raises instead of lying.
-
-    Attributes
-    ----------
-    array : numpy.ndarray, float32, shape (n_vocab,)
-        Read-only. Raises StaleHandleError once the store has decoded or pruned anything since.
-    """
-
-    def __init__(self, store: Store, view: capi.pyl_logits_view) -> None:
-        self._store, self._view = store, view  # no array is kept: a cycle through one could not be collected
-
-    @property
-    def array(self) -> npt.NDArray[np.float32]:
-        if library().pyl_store_epoch(self._store._ptr()) != self._view.epoch:
-            raise errors.StaleHandleError("these logits were overwritten by a later decode; take a copy with Branch.logits()")
-        return floats(self._view.data, self._view.n_vocab, self._store)
-
-
-class Branch:
+class Branch(BranchFacts):
     """A handle on one branch of a store. Made by :meth:`Store.root` and :meth:`fork`, never directly.
 
     It names a leased sequence with its position, sampler, grammar and logits. A pruned branch's handle stays invalid for
     ever: it never comes to mean a newer branch. As a context manager it prunes itself and everything below it.
     """
 
-    __slots__ = ("_handle", "store")
-
-    def __init__(self, store: Store, handle: int) -> None:
-        self.store = store
-        self._handle = handle
-
-    def __repr__(self) -> str:
-        return f"<Branch {self._handle & 0xFFFFFFFF}.{self._handle >> 32}>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Branch) and other._handle == self._handle and other.store is self.store
-
-    def __hash__(self) -> int:
-        return hash((self._handle, id(self.store)))
+    __slots__ = ()
 
     def __enter__(self) -> Self:
         return self
@@ -95,70 +39,6 @@ class Branch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self.store.is_unusable:
             self.prune_subtree()
-
-    def _call(self, function: Any, *arguments: Any) -> None:
-        with self.store._turn.take():
-            function(self.store._ptr(), self._handle, *arguments)
-
-    # ------------------------------------------------------------------------------------------------------------ facts
-
-    def _info(self) -> capi.pyl_branch_info:
-        info = new(capi.pyl_branch_info)
-        self._call(library().pyl_branch_describe, ref(info))
-        return info
-
-    @property
-    def is_alive(self) -> bool:
-        """False once it was pruned, or its store closed."""
-        try:
-            self._info()
-        except (errors.StaleHandleError, errors.ClosedError):
-            return False
-        return True
-
-    @property
-    def position(self) -> int:
-        """Where its next token goes."""
-        return int(self._info().position)
-
-    @property
-    def cells_own(self) -> int:
-        """Cells this branch decoded itself."""
-        return int(self._info().cells_own)
-
-    @property
-    def cells_inherited(self) -> int:
-        """Cells before its fork point, owned by its ancestors."""
-        return int(self._info().cells_inherited)
-
-    @property
-    def parent(self) -> Branch | None:
-        handle = self._info().parent
-        return Branch(self.store, handle) if handle else None
-
-    @property
-    def children(self) -> list[Branch]:
-        return self.store._list(self._handle)
-
-    @property
-    def is_leaf(self) -> bool:
-        return bool(self._info().n_children == 0)
-
-    @property
-    def has_logits(self) -> bool:
-        """True when it can be sampled."""
-        return bool(self._info().has_logits)
-
-    @property
-    def is_poisoned(self) -> bool:
-        """True after a decode failed half-way: it can only be pruned."""
-        return bool(self._info().is_poisoned)
-
-    @property
-    def last_token(self) -> int | None:
-        """The last token committed, by :meth:`commit` or a tick."""
-        token = int(self._info().last_token)
-        return token if token >= 0 else None
 
     # ------------------------------------------------------------------------------------------------------------- tree
 
@@ -227,6 +107,23 @@ class Branch:
         """
         self._call(library().pyl_branch_fast_forward, self.store._own(child))
 
+    def reseed_kv(self, sinks: Sequence[int], tail: Sequence[int] = ()) -> None:
+        """Empty this leaf and read ``sinks`` and ``tail`` anew, at positions from 0: for a conversation that grew too long.
+
+        Sampling, grammar, bias and metrics stay as they are. Its own cells are given back first, so it fits a full cache too.
+
+        Raises
+        ------
+        BranchHasChildrenError, ContextOverflowError, InvalidArgumentError
+            Nothing changed.
+        DecodeError, DecodeCancelledError, KeyboardInterrupt
+            The old cells are gone; :attr:`position` tells how many of the tokens are in.
+        """
+        tokens = self.store._encoded([*sinks, *tail], False)
+        with self.store._turn.take():
+            arguments = (self.store._ptr(), self._handle, i32_of(tokens), len(tokens), None)
+            interruptibly(lambda: library().pyl_branch_reseed_kv(*arguments), self.store.cancel)
+
     def retain_only(self) -> None:
         """Keep this branch and prune every other one of the store; it becomes a root that owns all its cells."""
         self._call(library().pyl_branch_retain_only)
@@ -251,22 +148,6 @@ class Branch:
         """Draw a token without decoding it; see :meth:`Store.sample`."""
         return self.store.sample([self])[0]
 
-    def logits(self) -> npt.NDArray[np.float32]:
-        """A copy of the logits, float32, shape (n_vocab,).
-
-        Raises
-        ------
-        NoLogitsError
-            Nothing was decoded on it yet.
-        """
-        return self.logits_view().array.copy()
-
-    def logits_view(self) -> LogitsView:
-        """The logits without a copy, readable until the store's next decode or prune."""
-        view = new(capi.pyl_logits_view)
-        self._call(library().pyl_branch_logits, ref(view))
-        return LogitsView(self.store, view)
-
     def set_logits(self, logits: npt.ArrayLike) -> None:
         """Replace the logits: n_vocab numbers below +infinity; -infinity bans a token. Position and cells stay."""
         row = np.ascontiguousarray(logits, np.float32)
@@ -288,19 +169,66 @@ class Branch:
         handles = [self.store._own(expert) for expert in experts]
         self._call(library().pyl_branch_merge_logits, u64_array(handles), len(handles), alpha)
 
-    def distribution(self) -> Distribution:
-        """How sure the model is of the next token, from the logits alone. Cost: one pass over the vocabulary."""
-        d = new(capi.pyl_distribution)
-        self._call(library().pyl_branch_distribution, ref(d))
-        return Distribution(d.most_likely, d.entropy, d.log_sum, d.max_logit)
+    # ------------------------------------------------------------------------------------------------------------ saved
 
-    def legal(self, tokens: Sequence[int]) -> list[bool]:
-        """Whether each token may come next under the grammar and the bias; neither changes."""
-        out = u8_room(len(tokens))
-        self._call(library().pyl_branch_legal_n, i32_array(tokens), len(tokens), out)
-        return [bool(x) for x in out]
+    def to_bytes(self, *, logits: bool = True) -> bytes:
+        """This branch as bytes: cells, position, sampler with its random stream and penalty window, grammar with what it has seen,
+        bias, steering and metrics. :meth:`Store.from_bytes` makes a root of them, in this process or another.
+
+        Parameters
+        ----------
+        logits : bool
+            The logits too, so that it can be sampled as soon as it is loaded.
+
+        Raises
+        ------
+        BranchPoisonedError
+            Nothing of a poisoned branch is worth keeping.
+        """
+        flags = capi.SAVE_LOGITS if logits else 0
+        with self.store._turn.take():
+            return take_text_at(library().pyl_branch_save, 3, self.store._ptr(), self._handle, flags)
+
+    def save(self, path: str | os.PathLike[str], *, logits: bool = True) -> int:
+        """Write :meth:`to_bytes` to a file, whole or not at all: a file that was there stays until the new one is complete.
+
+        Returns
+        -------
+        int
+            Bytes written.
+
+        Raises
+        ------
+        OSError
+            It cannot be written; nothing is left behind.
+        """
+        data = self.to_bytes(logits=logits)
+        target = Path(path)
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, target)
+        except BaseException:
+            os.unlink(name)
+            raise
+        return len(data)
 
     # --------------------------------------------------------------------------------------------------------- settings
+
+    def set_metrics(self, *, model: bool = True, sampling: bool = False) -> None:
+        """Measure from now on how surprising its tokens are; :attr:`metrics` tells. Both off stops it. Forks carry the sums on.
+
+        Parameters
+        ----------
+        model : bool
+            Against the model's own distribution. Cost: one pass over the vocabulary for each token.
+        sampling : bool
+            Against the distribution tokens are drawn from. Cost: one more run of the sampler for each token.
+        """
+        self._call(library().pyl_branch_set_metrics, (capi.METRICS_MODEL if model else 0) | (capi.METRICS_SAMPLING if sampling else 0))
 
     def set_bias(self, bias: Mapping[int, float] | None) -> None:
         """Add to the logits of these tokens whenever it is sampled (-infinity bans one); forks carry it. None clears it."""

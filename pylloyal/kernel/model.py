@@ -5,6 +5,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._ffi import capi
@@ -15,7 +16,28 @@ from .chat import ChatPrompt, Message, render
 from .vocab import Vocab
 
 if TYPE_CHECKING:
+    from .embedder import Embedder
     from .store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatistics:
+    """What a model is made of, and who uses it.
+
+    Attributes
+    ----------
+    n_params, n_bytes : int
+        Numbers in its tensors, and their bytes.
+    n_vocab, n_layer : int
+    n_open : int
+        Stores and embedders open on this object.
+    """
+
+    n_params: int
+    n_bytes: int
+    n_vocab: int
+    n_layer: int
+    n_open: int
 
 
 class Model(Handle):
@@ -89,6 +111,16 @@ class Model(Handle):
                    "continue_final_message": continue_final_message, "enable_thinking": enable_thinking, "reasoning_format": reasoning_format, "grammar": grammar,
                    "template": template, "template_kwargs": template_kwargs, "parser": parser}
         return render(self, messages, options)
+
+    def statistics(self) -> ModelStatistics:
+        """What is in memory."""
+        return ModelStatistics(self.info.n_params, self.info.n_bytes, self.info.n_vocab, self.info.n_layer, sum(not child.is_closed for child in self._children))
+
+    def embedder(self, **options: Any) -> Embedder:
+        """Open an embedder on this model; takes the options of :class:`~pylloyal.Embedder`."""
+        from .embedder import Embedder
+
+        return Embedder(self, **options)
 
     def store(self, **options: Any) -> Store:
         """Open a store on this model; takes the options of :class:`~pylloyal.Store`."""

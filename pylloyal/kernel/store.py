@@ -1,96 +1,31 @@
 """A store: one KV cache and the tree of branches that lives in it."""
 from __future__ import annotations
 
-import _thread
-import contextlib
-import enum
-import threading
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from pathlib import Path
+from typing import Final, Literal, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import errors
 from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import library
-from .._ffi.memory import Runs, i32_array, new, ref, size, u32, u64, u64_array, u64_room
+from .._ffi.memory import Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar
 from .model import Model
+from .outcomes import Finish, Pressure, StoreStatistics, Ticks
 from .sampling import Sampling
-from .turn import Turn
+from .turn import Turn, interruptibly
 
 T = TypeVar("T")
 KVType = Literal["f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 _FLASH: Final = {None: capi.FLASH_ATTN_AUTO, True: capi.FLASH_ATTN_ON, False: capi.FLASH_ATTN_OFF}
-
-
-class Finish(enum.IntEnum):
-    """Why a branch stopped in a tick."""
-
-    END_OF_GENERATION = capi.FINISH_EOG
-    STOP = capi.FINISH_STOP
-    LENGTH = capi.FINISH_LENGTH
-    ILLEGAL = capi.FINISH_ILLEGAL
-
-
-@dataclass(frozen=True, slots=True)
-class Ticks:
-    """What one call of :meth:`Store.tick` did.
-
-    Attributes
-    ----------
-    tokens : list of list of int
-        For each branch the tokens drawn and decoded, in order.
-    finish : list of Finish or None
-        For each branch why it stopped; None when it can go on.
-    n_ticks, n_dispatches : int
-    out_of_cells : bool
-        True when it returned early because the next tick no longer fits.
-    """
-
-    tokens: list[list[int]]
-    finish: list[Finish | None]
-    n_ticks: int
-    n_dispatches: int
-    out_of_cells: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Pressure:
-    """Live numbers of a store, true at its last dispatch boundary.
-
-    Attributes
-    ----------
-    n_ctx : int
-        Cells of the cache.
-    cells_used, cells_remaining : int
-        Every cell counted once, however many branches share it.
-    leases_used, leases_remaining : int
-        Branches alive, and branches that can still be made.
-    n_dispatches, n_tokens_decoded, n_tokens_sampled : int
-        Since the store was opened.
-    decode_s, sample_s : float
-        Seconds inside the engine's decode, and sampling.
-    """
-
-    n_ctx: int
-    n_batch: int
-    n_threads: int
-    cells_used: int
-    cells_remaining: int
-    leases_used: int
-    leases_remaining: int
-    flash_attn: bool
-    n_dispatches: int
-    n_tokens_decoded: int
-    n_tokens_sampled: int
-    decode_s: float
-    sample_s: float
 
 
 class Store(Handle):
@@ -114,6 +49,12 @@ class Store(Handle):
         None means on, unless the engine cannot open this model with it; :meth:`pressure` tells which.
     type_k, type_v : str
         Types of the cache. A quantised ``type_v`` needs flash attention.
+    swa_full : bool
+        True gives the layers with a sliding window cells for the whole context; False a window's worth for each branch, which is
+        far less memory for a long context. Forks are exact either way.
+    deterministic : bool
+        Every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits of its logits: the
+        same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch.
 
     Raises
     ------
@@ -122,7 +63,7 @@ class Store(Handle):
     """
 
     def __init__(self, model: Model, *, n_ctx: int | None = None, n_branches: int = 8, n_batch: int | None = None, n_threads: int | None = None,
-                 flash_attn: bool | None = None, type_k: KVType = "f16", type_v: KVType = "f16") -> None:
+                 flash_attn: bool | None = None, type_k: KVType = "f16", type_v: KVType = "f16", swa_full: bool = True, deterministic: bool = False) -> None:
         lib = library()
         params = new(capi.pyl_store_params)
         lib.pyl_store_params_init(ref(params))
@@ -131,7 +72,7 @@ class Store(Handle):
                 if not 0 < value < 2**31:
                     raise errors.InvalidArgumentError(f"{name} is {value}; it must be 1 or more")
                 setattr(params, name, value)
-        params.flash_attn = _FLASH[flash_attn]
+        params.flash_attn, params.swa_full, params.deterministic = _FLASH[flash_attn], swa_full, deterministic
         for name, kind in (("type_k", type_k), ("type_v", type_v)):
             if not hasattr(capi, f"KV_{kind.upper()}"):
                 raise errors.InvalidArgumentError(f"{name} is {kind!r}; it must be one of f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl")
@@ -171,14 +112,14 @@ class Store(Handle):
 
     def branches(self) -> list[Branch]:
         """All live branches, oldest first."""
-        return self._list(0)
+        return [Branch(self, handle) for handle in self._handles(0)]
 
-    def _list(self, parent: int) -> list[Branch]:
+    def _handles(self, children_of: int) -> list[int]:
         out = u64_room(self._step.n)
         n = size()
         with self._turn.take():
-            self._lib.pyl_branch_list(self._ptr(), parent, out, self._step.n, ref(n))
-        return [Branch(self, handle) for handle in out[: n.value]]
+            self._lib.pyl_branch_list(self._ptr(), children_of, out, self._step.n, ref(n))
+        return list(out[: n.value])
 
     def prune(self, branches: Iterable[Branch]) -> None:
         """Prune several branches together: all of them or none.
@@ -322,7 +263,7 @@ class Store(Handle):
 
             try:
                 if n_steps > 1:
-                    self._interruptibly(run)
+                    interruptibly(run, self.cancel)
                 else:
                     run()
             except errors.DecodeError as error:
@@ -346,14 +287,94 @@ class Store(Handle):
             tokens = [row[:c].tolist() for row, c in zip(rows, counts, strict=True)]
         return Ticks(tokens, [_FINISH[f] for f in finish], step.tick.n_ticks, step.tick.n_dispatches, bool(step.tick.out_of_cells))
 
+    def score(self, prompts: Iterable[Prefillable], *, source: Branch | None = None, tokens: Sequence[int] | None = None) -> npt.NDArray[np.float32]:
+        """The logits after each of any number of prompts, through as many forks at a time as leases and cells allow.
+
+        The store is the same afterwards, whether it succeeded or not.
+
+        Parameters
+        ----------
+        prompts : iterable of prompts
+            Each continues ``source``; see :meth:`prefill`.
+        source : Branch, optional
+            What they have in common, decoded once; None for an empty start.
+        tokens : sequence of int, optional
+            The tokens whose logits are wanted; None for the whole vocabulary.
+
+        Returns
+        -------
+        numpy.ndarray, float32, shape (n prompts, n tokens or n_vocab)
+
+        Raises
+        ------
+        ContextOverflowError
+            With the ``index`` of a prompt that does not fit the cells left.
+        NoLeaseError
+            No branch is left to fork into.
+        """
+        lists = [self._encoded(prompt, source is None or source.position == 0) for prompt in prompts]
+        n_ids = 0 if tokens is None else len(tokens)
+        out = np.empty((len(lists), len(self.model.vocab) if tokens is None else n_ids), np.float32)
+        if not out.size:
+            return out
+        flat, lengths = np.concatenate(lists), np.array([len(item) for item in lists], np.uint32)
+        with self._turn.take():
+            arguments = (self._ptr(), self._own(source) if source else 0, i32_of(flat), u32_of(lengths), len(lists), i32_array(tokens or []), n_ids, f32_array(out))
+            interruptibly(lambda: self._lib.pyl_score_n(*arguments), self.cancel)
+        return out
+
     # ------------------------------------------------------------------------------------------------------------ state
+
+    def from_bytes(self, data: bytes | memoryview) -> Branch:
+        """Make a new root of a branch that :meth:`Branch.to_bytes` gave; it continues token for token.
+
+        The bytes are checked against damage, not against malice: load what you would also load as a model.
+
+        Raises
+        ------
+        FormatError
+            Damaged, or not a saved branch.
+        UnsupportedOperationError
+            Saved with another model, engine, KV type or flash attention; the message names both sides.
+        NoLeaseError, ContextOverflowError
+            No room for it. Nothing was made in any of these cases.
+        """
+        out = u64()
+        view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+        with self._turn.take():
+            self._lib.pyl_branch_load(self._ptr(), ref(out), u8_of(view), view.size)
+        return Branch(self, out.value)
+
+    def load(self, path: str | os.PathLike[str]) -> Branch:
+        """Make a new root of a branch that :meth:`Branch.save` wrote; see :meth:`from_bytes`.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        """
+        return self.from_bytes(Path(path).read_bytes())
 
     def pressure(self) -> Pressure:
         """Live numbers; may be asked from any thread, also while another one is decoding."""
         p = new(capi.pyl_pressure)
         self._lib.pyl_store_pressure(self._ptr(), ref(p))
         return Pressure(p.n_ctx, p.n_batch, p.n_threads, p.cells_used, p.cells_remaining, p.leases_used, p.leases_remaining, p.flash_attn == capi.FLASH_ATTN_ON,
-                        p.n_dispatches, p.n_tokens_decoded, p.n_tokens_sampled, p.decode_s, p.sample_s)
+                        p.n_dispatches, p.n_tokens_decoded, p.n_tokens_sampled, p.decode_s, p.sample_s, bool(p.swa_full), bool(p.deterministic))
+
+    def statistics(self) -> StoreStatistics:
+        """Where the cells are, and what sharing them saved. Cost: a native call for each branch."""
+        depth: dict[int, int] = {}
+        infos = {branch._handle: branch._info() for branch in self.branches()}
+        for handle in infos:  # oldest first: but a child that was taken over may be older than its parent
+            path = [handle]
+            while path[-1] not in depth and (above := infos[path[-1]].parent):
+                path.append(above)
+            base = depth.get(path[-1], 0)
+            depth.update((h, base + i) for i, h in enumerate(reversed(path)))
+        values = infos.values()
+        return StoreStatistics(self.pressure(), sum(not i.parent for i in values), sum(not i.n_children for i in values), sum(bool(i.is_poisoned) for i in values),
+                               max(depth.values(), default=0), sum(i.cells_inherited for i in values))
 
     def cancel(self) -> None:
         """Stop the call another thread is in at its next dispatch boundary; with none running, nothing happens."""
@@ -379,9 +400,12 @@ class Store(Handle):
             message = f"{n} cells wanted, {left} left"
             raise errors.ContextOverflowError(message, errors.Failure(capi.E_CONTEXT, "unchanged", 0, False, None, n, left, message))
 
-    def _tokens(self, branch: Branch, prompt: Prefillable) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def _tokens(self, branch: Branch, prompt: Prefillable) -> npt.NDArray[np.int32]:
+        return self._encoded(prompt, isinstance(prompt, str) and branch.position == 0)
+
+    def _encoded(self, prompt: Prefillable, is_start: bool) -> npt.NDArray[np.int32]:
         if isinstance(prompt, str):
-            prompt = self.model.vocab.encode(prompt, add_special=branch.position == 0)
+            prompt = self.model.vocab.encode(prompt, add_special=is_start)
         elif isinstance(prompt, ChatPrompt):
             prompt = prompt.tokens()
         array = np.asarray(prompt)
@@ -390,47 +414,6 @@ class Store(Handle):
         if array.size and (array.min() < 0 or array.max() >= len(self.model.vocab)):
             raise errors.InvalidArgumentError(f"a token id is outside the vocabulary of {len(self.model.vocab)}")
         return np.ascontiguousarray(array, np.int32)
-
-    def _interruptibly(self, call: Callable[[], None]) -> None:
-        """Run a long native call so that Ctrl-C reaches Python: on a thread of its own, cancelled and waited for."""
-        if threading.current_thread() is not threading.main_thread():
-            call()
-            return
-        caught: list[BaseException] = []
-        ended: list[bool] = []  # only ever grows, so no interrupt can leave it half-set
-        over = threading.Lock()
-        over.acquire()
-
-        def body() -> None:
-            try:
-                call()
-            except BaseException as error:
-                caught.append(error)
-            finally:
-                ended.append(True)
-                over.release()
-
-        # Bare locks and threads: threading.Thread takes an interrupted join() for a finished thread (bpo-45274), and Event and
-        # Condition are Python code that an interrupt can break in the middle.
-        interrupt: KeyboardInterrupt | None = None
-        start = _thread.start_new_thread
-        try:
-            start(body, ())  # the first thing inside `try`: an interrupt from here on means that it has started
-            while not ended:  # with a timeout: a signal that comes just before a wait does not end it
-                over.acquire(timeout=0.05)
-        except RuntimeError:  # no new threads: the interpreter is shutting down
-            call()
-            return
-        except KeyboardInterrupt as error:
-            interrupt = error
-        while not ended:
-            with contextlib.suppress(KeyboardInterrupt):
-                self.cancel()  # again and again: it may not have got into the kernel yet, and a cancel is for who is inside
-                over.acquire(timeout=0.02)
-        if interrupt is not None:
-            raise interrupt
-        if caught:
-            raise caught[0]
 
 
 _FINISH: Final[list[Finish | None]] = [None, *Finish]

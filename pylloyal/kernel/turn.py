@@ -1,8 +1,10 @@
-"""Whose turn it is in a store."""
+"""Whose turn it is in a store, and how a long turn is interrupted."""
 from __future__ import annotations
 
+import _thread
 import contextlib
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,3 +50,45 @@ class Turn:
             raise errors.BusyError("another thread is inside this store; one call at a time")
         self._thread = me
         return self._lock
+
+
+def interruptibly(call: Callable[[], None], cancel: Callable[[], None]) -> None:
+    """Run a long native call so that Ctrl-C reaches Python: on a thread of its own, cancelled and waited for."""
+    if threading.current_thread() is not threading.main_thread():
+        call()
+        return
+    caught: list[BaseException] = []
+    ended: list[bool] = []  # only ever grows, so no interrupt can leave it half-set
+    over = threading.Lock()
+    over.acquire()
+
+    def body() -> None:
+        try:
+            call()
+        except BaseException as error:
+            caught.append(error)
+        finally:
+            ended.append(True)
+            over.release()
+
+    # Bare locks and threads: threading.Thread takes an interrupted join() for a finished thread (bpo-45274), and Event and
+    # Condition are Python code that an interrupt can break in the middle.
+    interrupt: KeyboardInterrupt | None = None
+    start = _thread.start_new_thread
+    try:
+        start(body, ())  # the first thing inside `try`: an interrupt from here on means that it has started
+        while not ended:  # with a timeout: a signal that comes just before a wait does not end it
+            over.acquire(timeout=0.05)
+    except RuntimeError:  # no new threads: the interpreter is shutting down
+        call()
+        return
+    except KeyboardInterrupt as error:
+        interrupt = error
+    while not ended:
+        with contextlib.suppress(KeyboardInterrupt):
+            cancel()  # again and again: it may not have got into the kernel yet, and a cancel is for who is inside
+            over.acquire(timeout=0.02)
+    if interrupt is not None:
+        raise interrupt
+    if caught:
+        raise caught[0]

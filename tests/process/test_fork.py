@@ -21,7 +21,7 @@ THREADED = ("-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWa
 USES = """
 def uses(model, store, root, kid, view):
     '''Every way to use them.'''
-    properties = [n for n, v in vars(type(root)).items() if isinstance(v, property)]
+    properties = [n for kind in type(root).__mro__ for n, v in vars(kind).items() if isinstance(v, property)]
     assert len(properties) > 8, properties
     yield from ((f"Branch.{name}", lambda name=name: getattr(root, name)) for name in properties)
     yield from {
@@ -62,6 +62,22 @@ def uses(model, store, root, kid, view):
         "Branch.set_grammar": lambda: root.set_grammar('root ::= "a"'),
         "Branch.set_grammar none": lambda: root.set_grammar(None),
         "LogitsView.array": lambda: view.array,
+        "Model.embedder": lambda: model.embedder(),
+        "Store.score": lambda: store.score([[1]], source=root),
+        "Store.from_bytes": lambda: store.from_bytes(b"x"),
+        "Store.statistics": lambda: store.statistics(),
+        "Branch.to_bytes": lambda: root.to_bytes(),
+        "Branch.statistics": lambda: root.statistics(),
+        "Branch.set_metrics": lambda: root.set_metrics(),
+        "Branch.reseed_kv": lambda: kid.reseed_kv([1]),
+        "Branch.fast_forward": lambda: root.fast_forward(kid),
+        "Branch.merge_logits": lambda: root.merge_logits([kid]),
+        "Branch.set_logits": lambda: root.set_logits([0.0] * 300),
+        "Branch.set_bias": lambda: root.set_bias({1: 1.0}),
+        "Branch.priors": lambda: root.priors(3),
+        "Branch.logits_at": lambda: root.logits_at([1]),
+        "Branch.legal": lambda: root.is_legal(1),
+        "Branch.surprisal": lambda: root.surprisal(1),
     }.items()
 
 def all_dead(*objects):

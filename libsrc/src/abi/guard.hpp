@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <new>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/store.hpp"
@@ -58,6 +60,22 @@ void write_struct(T * out, T value) {
     value.struct_size = size;
     const auto * from = reinterpret_cast<const char *>(&value);
     std::copy(from, from + size, reinterpret_cast<char *>(out));
+}
+
+template <typename T>
+std::span<T> span_of(T * data, size_t n) {
+    need(data != nullptr || n == 0, "an array is NULL");
+    return {data, n};
+}
+
+// Token lists that lie one after another.
+inline std::vector<std::span<const int32_t>> split(const int32_t * tokens, const uint32_t * lengths, size_t n) {
+    std::vector<std::span<const int32_t>> out;
+    for (const uint32_t length : span_of(lengths, n)) {
+        out.push_back(span_of(tokens, length));
+        tokens += length;
+    }
+    return out;
 }
 
 pyl_text * new_text(std::string bytes);

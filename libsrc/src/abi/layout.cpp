@@ -17,7 +17,7 @@ static_assert(offsetof(pyl_error, index) == 20 && sizeof(pyl_error::index) == 4)
 static_assert(offsetof(pyl_error, need) == 24 && sizeof(pyl_error::need) == 8);
 static_assert(offsetof(pyl_error, have) == 32 && sizeof(pyl_error::have) == 8);
 static_assert(offsetof(pyl_error, message) == 40 && sizeof(pyl_error::message) == 8);
-static_assert(sizeof(pyl_live) == 32);
+static_assert(sizeof(pyl_live) == 36);
 static_assert(offsetof(pyl_live, struct_size) == 0 && sizeof(pyl_live::struct_size) == 4);
 static_assert(offsetof(pyl_live, models) == 4 && sizeof(pyl_live::models) == 4);
 static_assert(offsetof(pyl_live, weights) == 8 && sizeof(pyl_live::weights) == 4);
@@ -26,6 +26,7 @@ static_assert(offsetof(pyl_live, contexts) == 16 && sizeof(pyl_live::contexts) =
 static_assert(offsetof(pyl_live, branches) == 20 && sizeof(pyl_live::branches) == 4);
 static_assert(offsetof(pyl_live, grammars) == 24 && sizeof(pyl_live::grammars) == 4);
 static_assert(offsetof(pyl_live, texts) == 28 && sizeof(pyl_live::texts) == 4);
+static_assert(offsetof(pyl_live, embedders) == 32 && sizeof(pyl_live::embedders) == 4);
 static_assert(sizeof(pyl_model_params) == 16);
 static_assert(offsetof(pyl_model_params, struct_size) == 0 && sizeof(pyl_model_params::struct_size) == 4);
 static_assert(offsetof(pyl_model_params, n_gpu_layers) == 4 && sizeof(pyl_model_params::n_gpu_layers) == 4);
@@ -56,7 +57,7 @@ static_assert(offsetof(pyl_model_info, nl) == 80 && sizeof(pyl_model_info::nl) =
 static_assert(offsetof(pyl_model_info, pad) == 84 && sizeof(pyl_model_info::pad) == 4);
 static_assert(offsetof(pyl_model_info, n_params) == 88 && sizeof(pyl_model_info::n_params) == 8);
 static_assert(offsetof(pyl_model_info, n_bytes) == 96 && sizeof(pyl_model_info::n_bytes) == 8);
-static_assert(sizeof(pyl_store_params) == 36);
+static_assert(sizeof(pyl_store_params) == 40);
 static_assert(offsetof(pyl_store_params, struct_size) == 0 && sizeof(pyl_store_params::struct_size) == 4);
 static_assert(offsetof(pyl_store_params, n_ctx) == 4 && sizeof(pyl_store_params::n_ctx) == 4);
 static_assert(offsetof(pyl_store_params, n_batch) == 8 && sizeof(pyl_store_params::n_batch) == 4);
@@ -66,7 +67,8 @@ static_assert(offsetof(pyl_store_params, flash_attn) == 20 && sizeof(pyl_store_p
 static_assert(offsetof(pyl_store_params, type_k) == 24 && sizeof(pyl_store_params::type_k) == 4);
 static_assert(offsetof(pyl_store_params, type_v) == 28 && sizeof(pyl_store_params::type_v) == 4);
 static_assert(offsetof(pyl_store_params, swa_full) == 32 && sizeof(pyl_store_params::swa_full) == 4);
-static_assert(sizeof(pyl_pressure) == 80);
+static_assert(offsetof(pyl_store_params, deterministic) == 36 && sizeof(pyl_store_params::deterministic) == 4);
+static_assert(sizeof(pyl_pressure) == 88);
 static_assert(offsetof(pyl_pressure, struct_size) == 0 && sizeof(pyl_pressure::struct_size) == 4);
 static_assert(offsetof(pyl_pressure, n_ctx) == 4 && sizeof(pyl_pressure::n_ctx) == 4);
 static_assert(offsetof(pyl_pressure, n_batch) == 8 && sizeof(pyl_pressure::n_batch) == 4);
@@ -82,6 +84,8 @@ static_assert(offsetof(pyl_pressure, n_tokens_decoded) == 48 && sizeof(pyl_press
 static_assert(offsetof(pyl_pressure, n_tokens_sampled) == 56 && sizeof(pyl_pressure::n_tokens_sampled) == 8);
 static_assert(offsetof(pyl_pressure, decode_s) == 64 && sizeof(pyl_pressure::decode_s) == 8);
 static_assert(offsetof(pyl_pressure, sample_s) == 72 && sizeof(pyl_pressure::sample_s) == 8);
+static_assert(offsetof(pyl_pressure, swa_full) == 80 && sizeof(pyl_pressure::swa_full) == 4);
+static_assert(offsetof(pyl_pressure, deterministic) == 84 && sizeof(pyl_pressure::deterministic) == 4);
 static_assert(sizeof(pyl_sampling) == 56);
 static_assert(offsetof(pyl_sampling, struct_size) == 0 && sizeof(pyl_sampling::struct_size) == 4);
 static_assert(offsetof(pyl_sampling, temperature) == 4 && sizeof(pyl_sampling::temperature) == 4);
@@ -95,6 +99,19 @@ static_assert(offsetof(pyl_sampling, penalty_presence) == 32 && sizeof(pyl_sampl
 static_assert(offsetof(pyl_sampling, penalty_last_n) == 36 && sizeof(pyl_sampling::penalty_last_n) == 4);
 static_assert(offsetof(pyl_sampling, seed_mode) == 40 && sizeof(pyl_sampling::seed_mode) == 4);
 static_assert(offsetof(pyl_sampling, seed) == 48 && sizeof(pyl_sampling::seed) == 8);
+static_assert(sizeof(pyl_metrics) == 88);
+static_assert(offsetof(pyl_metrics, struct_size) == 0 && sizeof(pyl_metrics::struct_size) == 4);
+static_assert(offsetof(pyl_metrics, levels) == 4 && sizeof(pyl_metrics::levels) == 4);
+static_assert(offsetof(pyl_metrics, n_tokens) == 8 && sizeof(pyl_metrics::n_tokens) == 8);
+static_assert(offsetof(pyl_metrics, model_surprisal) == 16 && sizeof(pyl_metrics::model_surprisal) == 8);
+static_assert(offsetof(pyl_metrics, model_entropy) == 24 && sizeof(pyl_metrics::model_entropy) == 8);
+static_assert(offsetof(pyl_metrics, last_model_surprisal) == 32 && sizeof(pyl_metrics::last_model_surprisal) == 8);
+static_assert(offsetof(pyl_metrics, last_model_entropy) == 40 && sizeof(pyl_metrics::last_model_entropy) == 8);
+static_assert(offsetof(pyl_metrics, n_inside) == 48 && sizeof(pyl_metrics::n_inside) == 8);
+static_assert(offsetof(pyl_metrics, sampling_surprisal) == 56 && sizeof(pyl_metrics::sampling_surprisal) == 8);
+static_assert(offsetof(pyl_metrics, sampling_entropy) == 64 && sizeof(pyl_metrics::sampling_entropy) == 8);
+static_assert(offsetof(pyl_metrics, last_sampling_surprisal) == 72 && sizeof(pyl_metrics::last_sampling_surprisal) == 8);
+static_assert(offsetof(pyl_metrics, last_sampling_entropy) == 80 && sizeof(pyl_metrics::last_sampling_entropy) == 8);
 static_assert(sizeof(pyl_branch_info) == 56);
 static_assert(offsetof(pyl_branch_info, struct_size) == 0 && sizeof(pyl_branch_info::struct_size) == 4);
 static_assert(offsetof(pyl_branch_info, position) == 4 && sizeof(pyl_branch_info::position) == 4);
@@ -142,6 +159,20 @@ static_assert(offsetof(pyl_distribution, most_likely) == 4 && sizeof(pyl_distrib
 static_assert(offsetof(pyl_distribution, entropy) == 8 && sizeof(pyl_distribution::entropy) == 8);
 static_assert(offsetof(pyl_distribution, log_sum) == 16 && sizeof(pyl_distribution::log_sum) == 8);
 static_assert(offsetof(pyl_distribution, max_logit) == 24 && sizeof(pyl_distribution::max_logit) == 8);
+static_assert(sizeof(pyl_embedder_params) == 20);
+static_assert(offsetof(pyl_embedder_params, struct_size) == 0 && sizeof(pyl_embedder_params::struct_size) == 4);
+static_assert(offsetof(pyl_embedder_params, n_ctx) == 4 && sizeof(pyl_embedder_params::n_ctx) == 4);
+static_assert(offsetof(pyl_embedder_params, n_threads) == 8 && sizeof(pyl_embedder_params::n_threads) == 4);
+static_assert(offsetof(pyl_embedder_params, pooling) == 12 && sizeof(pyl_embedder_params::pooling) == 4);
+static_assert(offsetof(pyl_embedder_params, flash_attn) == 16 && sizeof(pyl_embedder_params::flash_attn) == 4);
+static_assert(sizeof(pyl_embedder_info) == 40);
+static_assert(offsetof(pyl_embedder_info, struct_size) == 0 && sizeof(pyl_embedder_info::struct_size) == 4);
+static_assert(offsetof(pyl_embedder_info, n_embd) == 4 && sizeof(pyl_embedder_info::n_embd) == 4);
+static_assert(offsetof(pyl_embedder_info, n_ctx) == 8 && sizeof(pyl_embedder_info::n_ctx) == 4);
+static_assert(offsetof(pyl_embedder_info, pooling) == 12 && sizeof(pyl_embedder_info::pooling) == 4);
+static_assert(offsetof(pyl_embedder_info, n_dispatches) == 16 && sizeof(pyl_embedder_info::n_dispatches) == 8);
+static_assert(offsetof(pyl_embedder_info, n_texts) == 24 && sizeof(pyl_embedder_info::n_texts) == 8);
+static_assert(offsetof(pyl_embedder_info, n_tokens) == 32 && sizeof(pyl_embedder_info::n_tokens) == 8);
 #endif
 
 namespace pyl {
@@ -169,7 +200,8 @@ std::string layout_json() {
     field("contexts", offsetof(pyl_live, contexts), sizeof(pyl_live::contexts), false);
     field("branches", offsetof(pyl_live, branches), sizeof(pyl_live::branches), false);
     field("grammars", offsetof(pyl_live, grammars), sizeof(pyl_live::grammars), false);
-    field("texts", offsetof(pyl_live, texts), sizeof(pyl_live::texts), true);
+    field("texts", offsetof(pyl_live, texts), sizeof(pyl_live::texts), false);
+    field("embedders", offsetof(pyl_live, embedders), sizeof(pyl_live::embedders), true);
     out += ",\"pyl_model_params\":{\"size\":" + std::to_string(sizeof(pyl_model_params)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_model_params, struct_size), sizeof(pyl_model_params::struct_size), false);
     field("n_gpu_layers", offsetof(pyl_model_params, n_gpu_layers), sizeof(pyl_model_params::n_gpu_layers), false);
@@ -209,7 +241,8 @@ std::string layout_json() {
     field("flash_attn", offsetof(pyl_store_params, flash_attn), sizeof(pyl_store_params::flash_attn), false);
     field("type_k", offsetof(pyl_store_params, type_k), sizeof(pyl_store_params::type_k), false);
     field("type_v", offsetof(pyl_store_params, type_v), sizeof(pyl_store_params::type_v), false);
-    field("swa_full", offsetof(pyl_store_params, swa_full), sizeof(pyl_store_params::swa_full), true);
+    field("swa_full", offsetof(pyl_store_params, swa_full), sizeof(pyl_store_params::swa_full), false);
+    field("deterministic", offsetof(pyl_store_params, deterministic), sizeof(pyl_store_params::deterministic), true);
     out += ",\"pyl_pressure\":{\"size\":" + std::to_string(sizeof(pyl_pressure)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_pressure, struct_size), sizeof(pyl_pressure::struct_size), false);
     field("n_ctx", offsetof(pyl_pressure, n_ctx), sizeof(pyl_pressure::n_ctx), false);
@@ -225,7 +258,9 @@ std::string layout_json() {
     field("n_tokens_decoded", offsetof(pyl_pressure, n_tokens_decoded), sizeof(pyl_pressure::n_tokens_decoded), false);
     field("n_tokens_sampled", offsetof(pyl_pressure, n_tokens_sampled), sizeof(pyl_pressure::n_tokens_sampled), false);
     field("decode_s", offsetof(pyl_pressure, decode_s), sizeof(pyl_pressure::decode_s), false);
-    field("sample_s", offsetof(pyl_pressure, sample_s), sizeof(pyl_pressure::sample_s), true);
+    field("sample_s", offsetof(pyl_pressure, sample_s), sizeof(pyl_pressure::sample_s), false);
+    field("swa_full", offsetof(pyl_pressure, swa_full), sizeof(pyl_pressure::swa_full), false);
+    field("deterministic", offsetof(pyl_pressure, deterministic), sizeof(pyl_pressure::deterministic), true);
     out += ",\"pyl_sampling\":{\"size\":" + std::to_string(sizeof(pyl_sampling)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_sampling, struct_size), sizeof(pyl_sampling::struct_size), false);
     field("temperature", offsetof(pyl_sampling, temperature), sizeof(pyl_sampling::temperature), false);
@@ -239,6 +274,19 @@ std::string layout_json() {
     field("penalty_last_n", offsetof(pyl_sampling, penalty_last_n), sizeof(pyl_sampling::penalty_last_n), false);
     field("seed_mode", offsetof(pyl_sampling, seed_mode), sizeof(pyl_sampling::seed_mode), false);
     field("seed", offsetof(pyl_sampling, seed), sizeof(pyl_sampling::seed), true);
+    out += ",\"pyl_metrics\":{\"size\":" + std::to_string(sizeof(pyl_metrics)) + ",\"fields\":{";
+    field("struct_size", offsetof(pyl_metrics, struct_size), sizeof(pyl_metrics::struct_size), false);
+    field("levels", offsetof(pyl_metrics, levels), sizeof(pyl_metrics::levels), false);
+    field("n_tokens", offsetof(pyl_metrics, n_tokens), sizeof(pyl_metrics::n_tokens), false);
+    field("model_surprisal", offsetof(pyl_metrics, model_surprisal), sizeof(pyl_metrics::model_surprisal), false);
+    field("model_entropy", offsetof(pyl_metrics, model_entropy), sizeof(pyl_metrics::model_entropy), false);
+    field("last_model_surprisal", offsetof(pyl_metrics, last_model_surprisal), sizeof(pyl_metrics::last_model_surprisal), false);
+    field("last_model_entropy", offsetof(pyl_metrics, last_model_entropy), sizeof(pyl_metrics::last_model_entropy), false);
+    field("n_inside", offsetof(pyl_metrics, n_inside), sizeof(pyl_metrics::n_inside), false);
+    field("sampling_surprisal", offsetof(pyl_metrics, sampling_surprisal), sizeof(pyl_metrics::sampling_surprisal), false);
+    field("sampling_entropy", offsetof(pyl_metrics, sampling_entropy), sizeof(pyl_metrics::sampling_entropy), false);
+    field("last_sampling_surprisal", offsetof(pyl_metrics, last_sampling_surprisal), sizeof(pyl_metrics::last_sampling_surprisal), false);
+    field("last_sampling_entropy", offsetof(pyl_metrics, last_sampling_entropy), sizeof(pyl_metrics::last_sampling_entropy), true);
     out += ",\"pyl_branch_info\":{\"size\":" + std::to_string(sizeof(pyl_branch_info)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_branch_info, struct_size), sizeof(pyl_branch_info::struct_size), false);
     field("position", offsetof(pyl_branch_info, position), sizeof(pyl_branch_info::position), false);
@@ -286,6 +334,20 @@ std::string layout_json() {
     field("entropy", offsetof(pyl_distribution, entropy), sizeof(pyl_distribution::entropy), false);
     field("log_sum", offsetof(pyl_distribution, log_sum), sizeof(pyl_distribution::log_sum), false);
     field("max_logit", offsetof(pyl_distribution, max_logit), sizeof(pyl_distribution::max_logit), true);
+    out += ",\"pyl_embedder_params\":{\"size\":" + std::to_string(sizeof(pyl_embedder_params)) + ",\"fields\":{";
+    field("struct_size", offsetof(pyl_embedder_params, struct_size), sizeof(pyl_embedder_params::struct_size), false);
+    field("n_ctx", offsetof(pyl_embedder_params, n_ctx), sizeof(pyl_embedder_params::n_ctx), false);
+    field("n_threads", offsetof(pyl_embedder_params, n_threads), sizeof(pyl_embedder_params::n_threads), false);
+    field("pooling", offsetof(pyl_embedder_params, pooling), sizeof(pyl_embedder_params::pooling), false);
+    field("flash_attn", offsetof(pyl_embedder_params, flash_attn), sizeof(pyl_embedder_params::flash_attn), true);
+    out += ",\"pyl_embedder_info\":{\"size\":" + std::to_string(sizeof(pyl_embedder_info)) + ",\"fields\":{";
+    field("struct_size", offsetof(pyl_embedder_info, struct_size), sizeof(pyl_embedder_info::struct_size), false);
+    field("n_embd", offsetof(pyl_embedder_info, n_embd), sizeof(pyl_embedder_info::n_embd), false);
+    field("n_ctx", offsetof(pyl_embedder_info, n_ctx), sizeof(pyl_embedder_info::n_ctx), false);
+    field("pooling", offsetof(pyl_embedder_info, pooling), sizeof(pyl_embedder_info::pooling), false);
+    field("n_dispatches", offsetof(pyl_embedder_info, n_dispatches), sizeof(pyl_embedder_info::n_dispatches), false);
+    field("n_texts", offsetof(pyl_embedder_info, n_texts), sizeof(pyl_embedder_info::n_texts), false);
+    field("n_tokens", offsetof(pyl_embedder_info, n_tokens), sizeof(pyl_embedder_info::n_tokens), true);
     return out + "}";
 }
 

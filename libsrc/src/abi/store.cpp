@@ -3,8 +3,14 @@
 #include "abi/guard.hpp"
 #include "abi/handles.hpp"
 #include "core/cpu.hpp"
+#include "core/saved.hpp"
 
 namespace pyl {
+
+static std::string_view bytes_of(const uint8_t * data, size_t n) {
+    need(data != nullptr || n == 0, "the bytes are NULL");
+    return {reinterpret_cast<const char *>(data), n};
+}
 
 static HandleTable<Store, pyl_store> & stores() {
     static auto * table = new HandleTable<Store, pyl_store>("store");  // never destroyed: a thread may still call at exit
@@ -33,7 +39,8 @@ static ContextParams context_params_of(const pyl_store_params & p, const pyl_mod
     out.flash_attn = p.flash_attn;
     out.type_k = p.type_k;
     out.type_v = p.type_v;
-    out.swa_full = p.swa_full != 0;
+    out.swa_full = p.swa_full != 0 || info.n_swa <= 0;
+    out.deterministic = p.deterministic != 0;
     need(out.n_ctx > 0 && out.n_ctx <= INT32_MAX, "n_ctx must be in 1..2147483647 (the model declares no context to take instead)");
     need(out.n_seq_max <= 256, "n_branches must be in 1..256");
     need(out.n_batch <= 65536, "n_batch must be at most 65536");
@@ -42,14 +49,7 @@ static ContextParams context_params_of(const pyl_store_params & p, const pyl_mod
     for (const int32_t type : {p.type_k, p.type_v}) need(type >= PYL_KV_F16 && type <= PYL_KV_IQ4_NL, "a KV type is none of PYL_KV_*");
     need(p.type_v < PYL_KV_Q8_0 || p.flash_attn != PYL_FLASH_ATTN_OFF, "a quantised V cache needs flash attention");
     if (out.n_batch < out.n_seq_max) throw Error(PYL_E_INVALID, "n_batch is smaller than n_branches: one tick must fit one dispatch").numbers(out.n_seq_max, out.n_batch);
-    if (info.n_swa > 0 && !out.swa_full) throw Error(PYL_E_UNSUPPORTED, "swa_full = 0 is not supported yet: forks of a full sliding-window cache would fail");
     return out;
-}
-
-template <typename T>
-static std::span<T> span_of(T * data, size_t n) {
-    need(data != nullptr || n == 0, "an array is NULL");
-    return {data, n};
 }
 
 }  // namespace pyl
@@ -57,7 +57,7 @@ static std::span<T> span_of(T * data, size_t n) {
 using namespace pyl;
 
 void pyl_store_params_init(pyl_store_params * params) {
-    if (params) *params = {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1};
+    if (params) *params = {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1, 0};
 }
 
 int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params) {
@@ -161,6 +161,65 @@ int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch) {
 
 int32_t pyl_branch_fast_forward(pyl_store * store, pyl_branch parent, pyl_branch child) {
     return in_store(store, [&](Store & s) { s.fast_forward(parent, child); });
+}
+
+int32_t pyl_branch_reseed_kv(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n_tokens, uint32_t * n_landed) {
+    return in_store(store, [&](Store & s) {
+        uint32_t ignored = 0;
+        s.reseed_kv(branch, span_of(tokens, n_tokens), n_landed ? *n_landed : ignored);
+    });
+}
+
+int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out) {
+    return in_store(store, [&](Store & s) {
+        need(out != nullptr, "out is NULL");
+        need((flags & ~PYL_SAVE_LOGITS) == 0, "flags is none of PYL_SAVE_*");
+        *out = new_text(s.save(branch, (flags & PYL_SAVE_LOGITS) != 0));
+    });
+}
+
+int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data) {
+    return in_store(store, [&](Store & s) {
+        need(out != nullptr, "out is NULL");
+        *out = s.load(bytes_of(data, n_data));
+    });
+}
+
+int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out) {
+    return guarded([&] {
+        need(out != nullptr, "out is NULL");
+        ByteReader in(checked_payload(bytes_of(data, n_data)));
+        *out = new_text(SavedHead::read(in).json(n_data));
+    });
+}
+
+int32_t pyl_branch_set_metrics(pyl_store * store, pyl_branch branch, int32_t levels) {
+    return in_store(store, [&](Store & s) { s.set_metrics(branch, levels); });
+}
+
+int32_t pyl_branch_get_metrics(pyl_store * store, pyl_branch branch, pyl_metrics * out) {
+    return in_store(store, [&](Store & s) { write_struct(out, s.get(branch).metrics); });
+}
+
+int32_t pyl_branch_logits_at(pyl_store * store, pyl_branch branch, const int32_t * tokens, size_t n, float * logits) {
+    return in_store(store, [&](Store & s) { s.logits_at(branch, span_of(tokens, n), span_of(logits, n).data()); });
+}
+
+int32_t pyl_branch_priors(pyl_store * store, pyl_branch branch, int32_t * tokens, float * log_probs, size_t capacity, size_t * n, size_t * n_legal) {
+    return in_store(store, [&](Store & s) {
+        need(n != nullptr, "n is NULL");
+        const Store::Priors found = s.priors(branch, span_of(tokens, capacity), span_of(log_probs, capacity).data());
+        *n = found.n;
+        if (n_legal) *n_legal = found.n_legal;
+    });
+}
+
+int32_t pyl_score_n(pyl_store * store, pyl_branch source, const int32_t * tokens, const uint32_t * lengths, size_t n_prompts, const int32_t * ids, size_t n_ids, float * out) {
+    return in_store(store, [&](Store & s) {
+        const auto prompts = split(tokens, lengths, n_prompts);
+        need(out != nullptr || n_prompts == 0, "an output is NULL");
+        s.score(source, prompts, span_of(ids, n_ids), out);
+    });
 }
 
 int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n) {

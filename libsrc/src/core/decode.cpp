@@ -6,7 +6,10 @@
 // legality before: there is nothing to take back.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <cstdio>
 
+#include "core/logits.hpp"
 #include "core/store.hpp"
 
 namespace pyl {
@@ -50,10 +53,22 @@ int32_t Store::dispatch() {
     return rc;
 }
 
+// An error whose words are given only if there is memory for them: what became of the state has to be told in any case.
+static Error error_in_words(int32_t code, const char * words) {
+    Error error(code, "");
+    try {
+        error.message = words;
+    } catch (const std::bad_alloc &) {
+    }
+    return error;
+}
+
 static Error decode_error(int32_t rc, bool partial) {
-    Error error = rc == 1    ? Error(PYL_E_NO_CELLS, "the engine found no room for a dispatch that should have fitted")
-                  : rc == -1 ? Error(PYL_E_INTERNAL, "the engine refused a dispatch as invalid")
-                             : Error(PYL_E_DECODE, "the engine failed in the middle of a dispatch (code " + std::to_string(rc) + ")");
+    char words[80];
+    std::snprintf(words, sizeof words, "the engine failed in the middle of a dispatch (code %d)", static_cast<int>(rc));
+    Error error = rc == 1    ? error_in_words(PYL_E_NO_CELLS, "the engine found no room for a dispatch that should have fitted")
+                  : rc == -1 ? error_in_words(PYL_E_INTERNAL, "the engine refused a dispatch as invalid")
+                             : error_in_words(PYL_E_DECODE, words);
     error.engine_rc = rc;
     error.partial = partial;
     error.state = rc != 1 && rc != -1 ? PYL_STATE_POISONED : partial ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
@@ -106,7 +121,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
     bool landed_any = false;
     for (auto next = work.begin(); next != work.end();) {
         if (cancel_) {  // also seen when max_dispatches is reached with tokens left, so that a cancel is never lost
-            Error error(PYL_E_CANCELLED, "cancelled between two dispatches");
+            Error error = error_in_words(PYL_E_CANCELLED, "cancelled between two dispatches");
             error.partial = landed_any;
             error.state = landed_any ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
             throw error;
@@ -124,6 +139,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
                 }
                 parts.push_back({it->branch, it->run, n, n == left});
                 touched.push_back(it->branch);
+                if (params_.deterministic) break;
             }
             save_rows(touched);
         } catch (const std::bad_alloc &) {
@@ -192,7 +208,7 @@ void Store::commit(std::span<const pyl_branch> branches, const Token * tokens) {
     std::vector<Branch *> touched;
     for (size_t i = 0; i < branches.size(); i++) {
         Branch & branch = get_healthy(branches[i], i);
-        if (tokens[i] < 0 || static_cast<size_t>(tokens[i]) >= n_vocab_) throw Error(PYL_E_INVALID, "token " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+        need_known(tokens[i], i);
         if (branch.grammar && !branch.grammar->allows(tokens[i])) throw Error(PYL_E_GRAMMAR, "token " + std::to_string(tokens[i]) + " is not legal under the branch's grammar here").at(i);
         slots.push_back(slot_of(branch));
         touched.push_back(&branch);
@@ -201,17 +217,69 @@ void Store::commit(std::span<const pyl_branch> branches, const Token * tokens) {
     if (branches.size() > params_.n_batch) throw Error(PYL_E_INVALID, "more branches than n_batch in one commit").numbers(static_cast<int64_t>(branches.size()), params_.n_batch);
     need_cells(branches.size());
     if (branches.empty()) return;
-    land(touched, tokens);
+    size_t n_landed = 0;
+    land(touched, tokens, n_landed);
 }
 
-// Decodes one token for each branch in one dispatch and does the books; throws with the state after.
-void Store::land(std::span<Branch * const> branches, const Token * tokens) {
+// What the metrics of a branch would be with this token.
+void Store::measure(const Branch & branch, Token token, pyl_metrics & metrics) {
+    metrics = branch.metrics;
+    if (!metrics.levels || !branch.logits.any()) return;
+    metrics.n_tokens++;
+    const float * row = logits(branch);
+    if (metrics.levels & PYL_METRICS_MODEL) {
+        const pyl_distribution d = distribution_of(row, n_vocab_);
+        metrics.model_surprisal += metrics.last_model_surprisal = d.log_sum - static_cast<double>(row[token]);
+        metrics.model_entropy += metrics.last_model_entropy = d.entropy;
+    }
+    if (metrics.levels & PYL_METRICS_SAMPLING) {
+        const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});
+        metrics.last_sampling_surprisal = m.surprisal;
+        metrics.last_sampling_entropy = m.entropy;
+        if (std::isfinite(m.surprisal)) {
+            metrics.n_inside++;
+            metrics.sampling_surprisal += m.surprisal;
+            metrics.sampling_entropy += m.entropy;
+        }
+    }
+}
+
+// Decodes one token for each branch, in one dispatch or, in a deterministic store, in one for each; throws with the state after.
+// The first n_landed are in the cache in either case.
+void Store::land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed) {
+    n_landed = 0;
+    if (!params_.deterministic) {
+        land_together(branches, tokens);
+        n_landed = branches.size();
+        return;
+    }
+    for (; n_landed < branches.size(); n_landed++) {
+        try {
+            land_together(branches.subspan(n_landed, 1), tokens + n_landed);
+        } catch (Error & error) {
+            error.partial = n_landed > 0;
+            error.index = static_cast<int32_t>(n_landed);
+            if (n_landed > 0 && error.state == PYL_STATE_UNCHANGED) error.state = PYL_STATE_ADVANCED;
+            throw;
+        } catch (const std::bad_alloc &) {
+            out_of_memory(n_landed > 0);
+        }
+    }
+}
+
+void Store::land_together(std::span<Branch * const> branches, const Token * tokens) {
     std::vector<size_t> order(branches.size());
     for (size_t i = 0; i < order.size(); i++) order[i] = i;
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return branches[a]->seq < branches[b]->seq; });
     batch_.clear();
     for (const size_t i : order) batch_.add(tokens[i], branches[i]->position, branches[i]->seq, true);
-    for (Branch * branch : branches) branch->sampler.make_room();
+    measured_.resize(branches.size());
+    for (size_t i = 0; i < branches.size(); i++) {
+        Branch & branch = *branches[i];
+        branch.sampler.make_room();
+        if (branch.grammar && branch.grammar_taken.size() == branch.grammar_taken.capacity()) branch.grammar_taken.reserve(2 * branch.grammar_taken.size() + 16);
+        measure(branch, tokens[i], measured_[i]);
+    }
     save_rows(branches);
     epoch_++;
     const int32_t rc = dispatch();
@@ -233,12 +301,15 @@ void Store::land(std::span<Branch * const> branches, const Token * tokens) {
     if (rc != 0) throw decode_error(rc, false);
     for (size_t i = 0; i < branches.size(); i++) {
         try {
+            branches[i]->metrics = measured_[i];
             branches[i]->sampler.accept(tokens[i]);
-            if (branches[i]->grammar) branches[i]->grammar->accept(tokens[i]);
+            if (!branches[i]->grammar) continue;
+            branches[i]->grammar->accept(tokens[i]);
+            branches[i]->grammar_taken.push_back(tokens[i]);
         } catch (const std::exception & cause) {  // a grammar failed with the tokens already in the cache
             for (Branch * branch : branches) branch->is_poisoned = true;
             const bool memory = dynamic_cast<const std::bad_alloc *>(&cause) != nullptr;
-            Error error(memory ? PYL_E_OUT_OF_MEMORY : PYL_E_INTERNAL, memory ? std::string() : std::string("a landed token could not be recorded: ") + cause.what());
+            Error error = memory ? Error(PYL_E_OUT_OF_MEMORY, "") : error_in_words(PYL_E_INTERNAL, cause.what());
             error.state = PYL_STATE_POISONED;
             throw std::move(error).at(i);
         }
@@ -271,10 +342,10 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
     std::vector<Branch *> going;
     std::vector<Token> drawn;
     std::vector<size_t> lane_of;
-    std::vector<uint64_t> draws;
+    std::vector<uint64_t> draws, going_draws;
     for (uint32_t step = 0; step < n_steps && !active.empty(); step++) {
         if (step > 0 && cancel_) {
-            Error error(PYL_E_CANCELLED, "cancelled between two ticks");
+            Error error = error_in_words(PYL_E_CANCELLED, "cancelled between two ticks");
             error.partial = true;
             error.state = PYL_STATE_ADVANCED;
             throw error;
@@ -283,7 +354,7 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
             tick.out_of_cells = 1;
             return;
         }
-        going.clear(), drawn.clear(), lane_of.clear(), draws.clear();
+        going.clear(), drawn.clear(), lane_of.clear(), draws.clear(), going_draws.clear();
         for (const size_t i : active) draws.push_back(all[i]->sampler.draws());
         const auto undo = [&] {
             for (size_t k = 0; k < active.size(); k++) {
@@ -292,43 +363,55 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
                 lane.finish = PYL_FINISH_NONE, lane.final_token = -1;
             }
         };
+        size_t n_landed = 0;
+        const auto record = [&] {
+            for (size_t k = 0; k < n_landed; k++) {
+                pyl_lane & lane = lanes[lane_of[k]];
+                tokens[lane_of[k] * n_steps + lane.n_tokens++] = drawn[k];
+                lane.state = PYL_STATE_ADVANCED;
+                if (lane.max_tokens && lane.n_tokens >= lane.max_tokens) lane.finish = PYL_FINISH_LENGTH;
+            }
+        };
+        const uint64_t dispatches_before = live_.n_dispatches;
         try {
             const auto start = Clock::now();
-            for (const size_t i : active) {
+            for (size_t k = 0; k < active.size(); k++) {
+                const size_t i = active[k];
                 const Token token = draw(*all[i]);
                 if (token >= 0 && !(model_->token_flags(token) & PYL_TOKEN_EOG) && !is_stop(token)) {
-                    going.push_back(all[i]), drawn.push_back(token), lane_of.push_back(i);
+                    going.push_back(all[i]), drawn.push_back(token), lane_of.push_back(i), going_draws.push_back(draws[k]);
                     continue;
                 }
                 lanes[i].finish = token < 0 ? PYL_FINISH_ILLEGAL : is_stop(token) ? PYL_FINISH_STOP : PYL_FINISH_EOG;
                 lanes[i].final_token = token;
             }
             live_.sample_s += seconds_since(start);
-            if (!going.empty()) {
-                tick.n_dispatches++;
-                land(going, drawn.data());
+            if (!going.empty()) land(going, drawn.data(), n_landed);
+            tick.n_dispatches += static_cast<uint32_t>(live_.n_dispatches - dispatches_before);
+        } catch (Error & error) {
+            tick.n_dispatches += static_cast<uint32_t>(live_.n_dispatches - dispatches_before);
+            if (error.state == PYL_STATE_UNCHANGED) {
+                undo();
+            } else {  // in a deterministic store some of this step's tokens may be in, and some never tried
+                record();
+                for (size_t k = n_landed; k < going.size(); k++) {
+                    if (!going[k]->is_poisoned) going[k]->sampler.rewind(going_draws[k]);
+                }
             }
-        } catch (const Error & error) {
-            if (error.state == PYL_STATE_UNCHANGED) undo();
             for (const size_t i : lane_of) {
                 if (all[i]->is_poisoned) lanes[i].state = PYL_STATE_POISONED;
             }
-            Error after = error;
-            after.partial = step > 0;
-            if (after.state == PYL_STATE_UNCHANGED && step > 0) after.state = PYL_STATE_ADVANCED;
-            throw after;
+            if (error.index >= 0) error.index = static_cast<int32_t>(lane_of[static_cast<size_t>(error.index)]);
+            error.partial = step > 0 || n_landed > 0;
+            if (error.state == PYL_STATE_UNCHANGED && step > 0) error.state = PYL_STATE_ADVANCED;
+            throw;
         } catch (const std::bad_alloc &) {
             undo();
             out_of_memory(step > 0);
         }
         tick.n_ticks++;
         live_.n_tokens_sampled += static_cast<uint64_t>(std::count_if(active.begin(), active.end(), [&](size_t i) { return lanes[i].finish != PYL_FINISH_ILLEGAL; }));
-        for (size_t k = 0; k < lane_of.size(); k++) {
-            pyl_lane & lane = lanes[lane_of[k]];
-            tokens[lane_of[k] * n_steps + lane.n_tokens++] = drawn[k];
-            lane.state = PYL_STATE_ADVANCED;
-            if (lane.max_tokens && lane.n_tokens >= lane.max_tokens) lane.finish = PYL_FINISH_LENGTH;
-        }
+        record();
         std::erase_if(active, [&](size_t i) { return lanes[i].finish != PYL_FINISH_NONE; });
     }
 }

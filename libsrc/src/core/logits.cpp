@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/logits.hpp"
 #include "core/store.hpp"
 
 namespace pyl {
@@ -53,7 +54,7 @@ void Store::legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * le
     Branch & found = get_healthy(branch);
     std::vector<Candidate> candidates;
     for (size_t i = 0; i < tokens.size(); i++) {
-        if (tokens[i] < 0 || static_cast<size_t>(tokens[i]) >= n_vocab_) throw Error(PYL_E_INVALID, "token " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+        need_known(tokens[i], i);
         candidates.push_back({tokens[i], 0.0f, 0.0f});
     }
     if (found.grammar) found.grammar->filter(candidates);
@@ -66,16 +67,15 @@ void Store::legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * le
     for (size_t i = 0; i < candidates.size(); i++) legal[i] = candidates[i].logit > -inf;
 }
 
-pyl_distribution Store::distribution(pyl_branch branch) {
-    const float * row = logits(get_healthy(branch));
-    size_t best = n_vocab_;
-    for (size_t t = 0; t < n_vocab_; t++) {
-        if (row[t] > (best == n_vocab_ ? -inf : row[best])) best = t;
+pyl_distribution distribution_of(const float * row, size_t n_vocab) {
+    size_t best = n_vocab;
+    for (size_t t = 0; t < n_vocab; t++) {
+        if (row[t] > (best == n_vocab ? -inf : row[best])) best = t;
     }
-    if (best == n_vocab_) throw Error(PYL_E_ILLEGAL, "every logit is -infinity");
+    if (best == n_vocab) throw Error(PYL_E_ILLEGAL, "every logit is -infinity");
     const double top = row[best];
     double sum = 0, weighted = 0;
-    for (size_t t = 0; t < n_vocab_; t++) {
+    for (size_t t = 0; t < n_vocab; t++) {
         if (!(row[t] > -inf)) continue;
         const double below = row[t] - top, e = std::exp(below);
         sum += e;
@@ -83,6 +83,51 @@ pyl_distribution Store::distribution(pyl_branch branch) {
     }
     const double log_sum = std::log(sum);
     return {sizeof(pyl_distribution), static_cast<int32_t>(best), log_sum - weighted / sum, top + log_sum, top};
+}
+
+pyl_distribution Store::distribution(pyl_branch branch) { return distribution_of(logits(get_healthy(branch)), n_vocab_); }
+
+void Store::logits_at(pyl_branch branch, std::span<const Token> tokens, float * out) {
+    const float * row = logits(get_healthy(branch));
+    for (size_t i = 0; i < tokens.size(); i++) need_known(tokens[i], i);
+    for (size_t i = 0; i < tokens.size(); i++) out[i] = row[tokens[i]];
+}
+
+Store::Priors Store::priors(pyl_branch branch, std::span<Token> tokens, float * log_probs) {
+    Branch & found = get_healthy(branch);
+    const float * row = logits(found);
+    std::vector<float> biased(row, row + n_vocab_);
+    for (const Biases & bias : {suppressed_, found.bias, found.steer}) {
+        if (!bias) continue;
+        for (const auto & [token, by] : *bias) biased[static_cast<size_t>(token)] += by;
+    }
+    std::vector<Candidate> legal;
+    for (size_t t = 0; t < n_vocab_; t++) {
+        if (biased[t] > -inf) legal.push_back({static_cast<Token>(t), biased[t], 0});
+    }
+    if (found.grammar) {
+        found.grammar->filter(legal);
+        std::erase_if(legal, [](const Candidate & c) { return !(c.logit > -inf); });
+    }
+    if (legal.empty()) throw Error(PYL_E_ILLEGAL, "grammar and bias allow no token");
+    const size_t n = std::min(tokens.size(), legal.size());
+    std::partial_sort(legal.begin(), legal.begin() + static_cast<std::ptrdiff_t>(std::max<size_t>(n, 1)), legal.end(),
+                      [](const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; });
+    const double top = legal.front().logit;
+    double sum = 0;
+    for (const Candidate & c : legal) sum += std::exp(c.logit - top);
+    for (size_t i = 0; i < n; i++) {
+        tokens[i] = legal[i].id;
+        log_probs[i] = static_cast<float>(legal[i].logit - top - std::log(sum));
+    }
+    return {n, legal.size()};
+}
+
+void Store::set_metrics(pyl_branch branch, int32_t levels) {
+    Branch & found = get_healthy(branch);
+    if (levels & ~(PYL_METRICS_MODEL | PYL_METRICS_SAMPLING)) throw Error(PYL_E_INVALID, "levels is none of PYL_METRICS_*, nor their sum");
+    found.metrics = Branch{}.metrics;
+    found.metrics.levels = levels;
 }
 
 }  // namespace pyl

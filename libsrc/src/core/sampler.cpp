@@ -115,7 +115,7 @@ static void keep_nucleus(std::vector<Candidate> & c, float top_p) {
     c.resize(n);
 }
 
-Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) {
+double Sampler::shape(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) const {
     auto & row = scratch.logits;
     row.assign(logits, logits + n_vocab);
     for (const Biases & bias : biases) {
@@ -124,23 +124,25 @@ Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, S
     }
     if (params_.has_penalties()) penalise(row);
     const bool greedy = params_.temperature <= 0;
+    auto & c = scratch.candidates;
+    c.clear();
     if (greedy && !grammar) {
         size_t best = n_vocab;
         for (size_t i = 0; i < n_vocab; i++) {
             if (row[i] > (best == n_vocab ? none : row[best])) best = i;
         }
-        return best == n_vocab ? -1 : static_cast<Token>(best);
+        if (best == n_vocab) return 0;
+        c.push_back({static_cast<Token>(best), row[best], 1});
+        return 1;
     }
-    auto & c = scratch.candidates;
-    c.clear();
     for (size_t i = 0; i < n_vocab; i++) {
         if (row[i] > none) c.push_back({static_cast<Token>(i), row[i], 0});  // drops -infinity and NaN
     }
     const size_t k = greedy ? 1 : params_.top_k > 0 ? static_cast<size_t>(params_.top_k) : c.size();
-    if (c.empty()) return -1;
+    if (c.empty()) return 0;
     select(scratch, k, grammar);
-    if (c.empty()) return -1;
-    if (greedy) return c.front().id;
+    if (c.empty()) return 0;
+    if (greedy) return c.front().p = 1;
     if (std::isinf(c.front().logit)) {  // more likely than anything finite, and no number to compute with
         std::erase_if(c, [](const Candidate & x) { return !std::isinf(x.logit); });
         for (auto & x : c) x.logit = 0;
@@ -153,11 +155,30 @@ Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, S
     }
     double sum = 0;
     for (auto & x : c) sum += x.p = std::exp((x.logit - c.front().logit) / params_.temperature);
+    return sum;
+}
+
+Token Sampler::sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) {
+    const double sum = shape(logits, n_vocab, grammar, scratch, biases);
+    const auto & c = scratch.candidates;
+    if (c.empty()) return -1;
+    if (params_.temperature <= 0) return c.front().id;
     double at = uniform() * sum;
     for (const auto & x : c) {
         if ((at -= x.p) < 0) return x.id;
     }
     return c.back().id;
+}
+
+Measure Sampler::measure(Token token, const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) const {
+    const double sum = shape(logits, n_vocab, grammar, scratch, biases);
+    Measure out{std::numeric_limits<double>::infinity(), 0};
+    for (const auto & x : scratch.candidates) {
+        const double p = x.p / sum;
+        if (p > 0) out.entropy -= p * std::log(p);
+        if (x.id == token && p > 0) out.surprisal = -std::log(p);
+    }
+    return out;
 }
 
 }  // namespace pyl

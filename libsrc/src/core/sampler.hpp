@@ -39,6 +39,11 @@ struct SamplerScratch {
     std::vector<Candidate> trial;
 };
 
+// In nats; surprisal is +infinity for a token that cannot come.
+struct Measure {
+    double surprisal, entropy;
+};
+
 class Sampler {
 public:
     static constexpr size_t min_history = 1024;
@@ -52,9 +57,13 @@ public:
     void reseed(uint64_t seed) { seed_ = seed, draws_ = 0; }
     uint64_t draws() const { return draws_; }
     void rewind(uint64_t draws) { draws_ = draws; }
+    // As it was saved.
+    void restore(uint64_t seed, uint64_t draws, std::vector<Token> history) { seed_ = seed, draws_ = draws, history_ = std::move(history); }
 
     // The next token for these logits, or -1 when grammar and logits leave nothing. Advances the stream by one unless greedy.
     Token sample(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases = {});
+    // How surprising a token is under the distribution sample() draws from. Nothing advances.
+    Measure measure(Token token, const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases = {}) const;
     // Records a token that was really decoded; cannot fail after make_room().
     void accept(Token token);
     void make_room() {
@@ -63,6 +72,9 @@ public:
     const std::vector<Token> & history() const { return history_; }
 
 private:
+    // Fills scratch.candidates with what may be drawn, most likely first, p being its weight; returns the sum of the weights,
+    // 0 when there is nothing. Greedy leaves one.
+    double shape(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) const;
     void penalise(std::vector<float> & logits) const;
     double uniform();
 

@@ -27,6 +27,8 @@ Store::Store(std::shared_ptr<const Model> model, const ContextParams & params)
     live_.n_batch = params.n_batch;
     live_.n_threads = params.n_threads;
     live_.flash_attn = context_->flash_attn();
+    live_.swa_full = params.swa_full;
+    live_.deterministic = params.deterministic;
     publish();
 }
 
@@ -150,6 +152,10 @@ void Store::need_distinct(std::span<const uint32_t> slots) const {
     }
 }
 
+void Store::need_known(Token token, size_t index) const {
+    if (token < 0 || static_cast<size_t>(token) >= n_vocab_) throw Error(PYL_E_INVALID, "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(index);
+}
+
 // Takes slot and sequence together; nothing here can fail once need_leases passed.
 uint32_t Store::take_slot() {
     const uint32_t slot = free_slots_.back();
@@ -203,6 +209,7 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
     // Everything that can run out of memory happens before anything changes.
     std::vector<Sampler> samplers(out.size(), from.sampler);
     std::vector<std::unique_ptr<Grammar>> grammars(out.size());
+    std::vector<std::vector<Token>> taken(out.size(), from.grammar_taken);
     for (auto & grammar : grammars) {
         if (from.grammar) grammar = from.grammar->clone();
     }
@@ -219,7 +226,10 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
         child.sampler = std::move(samplers[i]);
         if (seeds) child.sampler.reseed(seeds[i]);
         child.grammar = std::move(grammars[i]);
+        child.grammar_source = from.grammar_source;
+        child.grammar_taken = std::move(taken[i]);
         child.bias = from.bias;
+        child.metrics = from.metrics;
         from.children.push_back(slot);
         out[i] = handle(slot);
     }
@@ -309,6 +319,9 @@ void Store::fast_forward(pyl_branch parent, pyl_branch child) {
     to.logits = std::move(from.logits);
     to.sampler = std::move(from.sampler);
     to.grammar = std::move(from.grammar);
+    to.grammar_source = std::move(from.grammar_source);
+    to.grammar_taken = std::move(from.grammar_taken);
+    to.metrics = from.metrics;
     to.bias = std::move(from.bias);
     to.steer = std::move(from.steer);
     cells_used_ += from.cells_own;  // they moved to the parent; release() takes them off again
@@ -319,7 +332,7 @@ void Store::set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tok
     Branch & found = get_healthy(branch);
     std::vector<std::pair<Token, float>> pairs;
     for (size_t i = 0; i < tokens.size(); i++) {
-        if (tokens[i] < 0 || static_cast<size_t>(tokens[i]) >= n_vocab_) throw Error(PYL_E_INVALID, "token " + std::to_string(tokens[i]) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+        need_known(tokens[i], i);
         if (!(bias[i] < std::numeric_limits<float>::infinity())) throw Error(PYL_E_INVALID, "a bias is a number below +infinity").at(i);
         pairs.emplace_back(tokens[i], bias[i]);
     }
@@ -327,14 +340,26 @@ void Store::set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tok
     (kind == PYL_STEER ? found.steer : found.bias) = std::move(made);
 }
 
-void Store::set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root) {
-    Branch & found = get_healthy(branch);
-    found.grammar = gbnf.empty() ? nullptr : model_->grammar(gbnf, root);
+static std::unique_ptr<Grammar> made_from(const Model & model, const GrammarSource & source) {
+    if (source.is_chat) return model.chat_grammar(source.text);
+    return source.text.empty() ? nullptr : model.grammar(source.text, source.root);
 }
 
-void Store::set_chat_grammar(pyl_branch branch, std::string_view rendered) {
-    Branch & found = get_healthy(branch);
-    found.grammar = model_->chat_grammar(rendered);
+void Store::constrain(Branch & branch, GrammarSource source, std::span<const Token> taken) {
+    auto kept = std::make_shared<const GrammarSource>(std::move(source));
+    auto grammar = made_from(*model_, *kept);
+    for (size_t i = 0; i < taken.size(); i++) {
+        if (!grammar || !grammar->allows(taken[i])) throw Error(PYL_E_FORMAT, "the saved grammar does not take the tokens saved with it").at(i);
+        grammar->accept(taken[i]);
+    }
+    std::vector<Token> fed(taken.begin(), taken.end());
+    branch.grammar = std::move(grammar);  // nothing fails from here on
+    branch.grammar_source = branch.grammar ? std::move(kept) : nullptr;
+    branch.grammar_taken = std::move(fed);
 }
+
+void Store::set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root) { constrain(get_healthy(branch), {false, gbnf, root}); }
+
+void Store::set_chat_grammar(pyl_branch branch, std::string_view rendered) { constrain(get_healthy(branch), {true, std::string(rendered), ""}); }
 
 }  // namespace pyl

@@ -28,6 +28,12 @@ struct Logits {
     void clear() { row = -1, copy.reset(); }
 };
 
+// What a grammar was made from, to make it again when a saved branch is loaded.
+struct GrammarSource {
+    bool is_chat;  // text is a rendered conversation, otherwise GBNF
+    std::string text, root;
+};
+
 struct Branch {
     uint32_t generation = 0;
     bool is_live = false;
@@ -44,7 +50,10 @@ struct Branch {
     Logits logits;
     Sampler sampler;
     std::unique_ptr<Grammar> grammar;
+    std::shared_ptr<const GrammarSource> grammar_source;
+    std::vector<Token> grammar_taken;  // what it was fed since
     Biases bias, steer;
+    pyl_metrics metrics{sizeof(pyl_metrics), PYL_METRICS_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 };
 
 class Store {
@@ -76,6 +85,9 @@ public:
     void prune_subtree(pyl_branch branch) noexcept;
     void retain_only(pyl_branch branch);
     void fast_forward(pyl_branch parent, pyl_branch child);
+    void reseed_kv(pyl_branch branch, std::span<const Token> tokens, uint32_t & n_landed);
+    std::string save(pyl_branch branch, bool with_logits);
+    pyl_branch load(std::string_view bytes);
 
     Branch & get(pyl_branch branch, size_t index = SIZE_MAX);         // live, or PYL_E_STALE
     Branch & get_healthy(pyl_branch branch, size_t index = SIZE_MAX);  // live and not poisoned
@@ -84,6 +96,7 @@ public:
     void set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root);
     void set_chat_grammar(pyl_branch branch, std::string_view rendered);
 
+    void set_metrics(pyl_branch branch, int32_t levels);
     void set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tokens, const float * bias);
 
     const float * logits(const Branch & branch) const;  // or PYL_E_NO_LOGITS
@@ -91,6 +104,12 @@ public:
     void merge_logits(pyl_branch branch, std::span<const pyl_branch> experts, float alpha);
     void legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * legal);
     pyl_distribution distribution(pyl_branch branch);
+    void logits_at(pyl_branch branch, std::span<const Token> tokens, float * out);
+    struct Priors {
+        size_t n, n_legal;
+    };
+    Priors priors(pyl_branch branch, std::span<Token> tokens, float * log_probs);
+    void score(pyl_branch source, std::span<const std::span<const Token>> prompts, std::span<const Token> ids, float * out);
     void prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches);
     void sample(std::span<const pyl_branch> branches, Token * tokens);
     void commit(std::span<const pyl_branch> branches, const Token * tokens);
@@ -105,13 +124,17 @@ private:
     void need_leases(size_t n) const;
     void need_cells(size_t n) const;
     void need_distinct(std::span<const uint32_t> slots) const;
+    void need_known(Token token, size_t index) const;
+    void constrain(Branch & branch, GrammarSource source, std::span<const Token> taken = {});
     uint32_t take_slot();
     void release(uint32_t slot, bool clear_cache) noexcept;
     void unlink(uint32_t slot) noexcept;
     void save_rows(std::span<Branch * const> replaced);
     int32_t dispatch();
-    void land(std::span<Branch * const> branches, const Token * tokens);
+    void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed);
+    void land_together(std::span<Branch * const> branches, const Token * tokens);
     Token draw(Branch & branch);
+    void measure(const Branch & branch, Token token, pyl_metrics & metrics);
     void publish();
 
     std::shared_ptr<const Model> model_;
@@ -126,6 +149,7 @@ private:
     uint64_t born_ = 0;
     Batch batch_;
     SamplerScratch scratch_;
+    std::vector<pyl_metrics> measured_;  // of the branches of a dispatch, were it to land
 
     std::atomic<bool> in_call_{false};
     std::atomic<bool> cancel_{false};

@@ -57,6 +57,7 @@ struct ContextParams {
     uint32_t n_ctx, n_batch, n_seq_max, n_threads;
     int32_t flash_attn, type_k, type_v;
     bool swa_full;
+    bool deterministic = false;  // the kernel's affair: one sequence a dispatch
 };
 
 // One KV cache. Sequences are 0..n_seq_max-1. Not thread-safe.
@@ -72,6 +73,28 @@ public:
     virtual void seq_copy(Seq from, Seq to) = 0;  // whole range, in a unified cache: no cell moves
     virtual void seq_remove(Seq seq) = 0;         // whole sequence: cannot fail
     virtual void seq_keep(Seq seq) = 0;
+    // One sequence as bytes, and back into a sequence that is empty. Loading throws PYL_E_FORMAT for bytes it cannot take, and
+    // PYL_E_NO_CELLS when there is no room; the sequence is empty then.
+    virtual std::string seq_save(Seq seq) const = 0;
+    virtual void seq_load(Seq seq, std::string_view bytes) = 0;
+};
+
+struct EmbedderParams {
+    uint32_t n_ctx, n_threads;
+    int32_t pooling, flash_attn;
+};
+
+// A context that gives one vector for each sequence of a dispatch. Not thread-safe.
+class EmbedContext {
+public:
+    virtual ~EmbedContext() = default;
+    virtual int32_t n_embd() const = 0;
+    virtual uint32_t n_seq_max() const = 0;
+    virtual int32_t pooling() const = 0;
+    // Empties the cache and decodes whole texts, sequence i being the i-th; 0 ok, anything else failed.
+    virtual int32_t embed(const Batch & batch) = 0;
+    // The vector of sequence i, valid until the next dispatch.
+    virtual const float * vector(size_t i) const = 0;
 };
 
 struct ModelParams {
@@ -79,6 +102,13 @@ struct ModelParams {
     bool use_mmap = true;
     bool vocab_only = false;
     auto operator<=>(const ModelParams &) const = default;
+};
+
+// What a saved branch has to agree with.
+struct ModelIdentity {
+    std::string engine;  // name and commit
+    std::string name;
+    uint64_t fingerprint;  // of the file
 };
 
 // Weights and vocabulary. Thread-safe; shared by every store that uses it.
@@ -96,7 +126,9 @@ public:
     // Tokens the model file says must never be drawn.
     virtual std::vector<Token> suppressed() const { return {}; }
     virtual std::string chat_render(std::string_view request) const = 0;  // JSON to JSON
+    virtual ModelIdentity identity() const = 0;
     virtual std::unique_ptr<Context> open(const ContextParams & params) const = 0;
+    virtual std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const = 0;
 };
 
 struct Device {

@@ -2,6 +2,10 @@
 
 #include "engine/llama/llama_parts.hpp"
 #include "ggml-cpu.h"
+#include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-model.h"
 
 namespace pyl {
 
@@ -22,32 +26,27 @@ ggml_type ggml_type_of(int32_t type) {
     }
 }
 
-struct FreeContext {
-    void operator()(llama_context * context) const { llama_free(context); }
-};
-struct FreePool {
-    void operator()(ggml_threadpool * pool) const { ggml_threadpool_free(pool); }
-};
+// The cache of the sliding-window layers, where it is one of its own whose cells can be given back; the engine's public calls
+// would remove the same positions from the other layers too.
+llama_kv_cache * window_of(llama_memory_t memory) {
+    if (auto * m = dynamic_cast<llama_kv_cache_iswa *>(memory)) return m->get_swa();
+    if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) return m->get_mem_attn()->get_swa();
+    if (auto * m = dynamic_cast<llama_kv_cache_dsa_iswa *>(memory)) return m->get_swa();
+    return nullptr;
+}
 
 class LlamaContext final : public Context {
 public:
-    LlamaContext(llama_context * context, const ContextParams & params, int32_t flash_attn)
-        : context_(context), flash_attn_(flash_attn), n_vocab_(static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(context))))) {
+    LlamaContext(LlamaRun run, const ContextParams & params, int32_t flash_attn)
+        : run_(std::move(run)), flash_attn_(flash_attn), n_seq_max_(params.n_seq_max), n_vocab_(static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(run_.context.get()))))) {
         live_counts().contexts++;
-        // One pool for the life of the context (without one the engine starts threads for every dispatch); idle threads sleep.
-        ggml_threadpool_params p = ggml_threadpool_params_default(static_cast<int>(params.n_threads));
-        p.poll = 0;
-        pool_.reset(ggml_threadpool_new(&p));
-        llama_attach_threadpool(context, pool_.get(), pool_.get());
         one_.assign(params.n_batch, 1);
         seq_at_.resize(params.n_batch);
+        if (!params.swa_full) window_ = window_of(memory());
     }
-    ~LlamaContext() override {
-        context_.reset();  // before the pool it computes on
-        live_counts().contexts--;
-    }
+    ~LlamaContext() override { live_counts().contexts--; }
 
-    uint32_t n_ctx() const override { return llama_n_ctx(context_.get()); }
+    uint32_t n_ctx() const override { return llama_n_ctx(run_.context.get()); }
     int32_t flash_attn() const override { return flash_attn_; }
 
     int32_t decode(const Batch & batch) override {
@@ -56,12 +55,16 @@ public:
         const llama_batch raw{static_cast<int32_t>(rows.size()), rows.token.data(), nullptr, rows.pos.data(), one_.data(), seq_at_.data(), rows.output.data()};
         int32_t rc = -3;
         try {
-            rc = llama_decode(context_.get(), raw);
+            rc = llama_decode(run_.context.get(), raw);
+            if (rc == 1 && window_) {
+                trim();
+                rc = llama_decode(run_.context.get(), raw);
+            }
         } catch (const std::exception & error) {
             log_add(LogLevel::error, std::string("decode threw: ") + error.what());
         }
         // Rows come in the order they were asked for; after "no room" and "invalid" the earlier ones still stand.
-        if (rc == 0) logits_ = llama_get_logits(context_.get());
+        if (rc == 0) logits_ = llama_get_logits(run_.context.get());
         return rc;
     }
     const float * logits(size_t i) const override { return logits_ + i * n_vocab_; }
@@ -70,12 +73,43 @@ public:
     void seq_remove(Seq seq) override { llama_memory_seq_rm(memory(), seq, -1, -1); }
     void seq_keep(Seq seq) override { llama_memory_seq_keep(memory(), seq); }
 
-private:
-    llama_memory_t memory() const { return llama_get_memory(context_.get()); }
+    std::string seq_save(Seq seq) const override {
+        const LogCapture log;
+        std::string out(llama_state_seq_get_size_ext(run_.context.get(), seq, 0), '\0');
+        const size_t n = out.empty() ? 0 : llama_state_seq_get_data_ext(run_.context.get(), reinterpret_cast<uint8_t *>(out.data()), out.size(), seq, 0);
+        if (n == 0) throw Error(PYL_E_UNSUPPORTED, "the engine cannot save this model's memory: " + log.words("it gave no reason"));
+        out.resize(n);
+        return out;
+    }
+    void seq_load(Seq seq, std::string_view bytes) override {
+        const LogCapture log;
+        if (window_) trim();
+        if (llama_state_seq_set_data_ext(run_.context.get(), reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), seq, 0) == bytes.size()) return;
+        seq_remove(seq);
+        const std::string words = log.words("the engine gave no reason");
+        const bool room = words.find("failed to find") != std::string::npos || words.find("not enough cells") != std::string::npos;
+        throw Error(room ? PYL_E_NO_CELLS : PYL_E_FORMAT, "the engine does not take the saved cells: " + words);
+    }
 
-    std::unique_ptr<ggml_threadpool, FreePool> pool_;
-    std::unique_ptr<llama_context, FreeContext> context_;
+private:
+    llama_memory_t memory() const { return llama_get_memory(run_.context.get()); }
+
+    // A cell that several sequences share is never recycled by the engine, even when it is out of all their windows. Each sequence
+    // lets go of what it can no longer see: then it holds n_swa cells at most, and there is room for n_seq_max times that.
+    void trim() {
+        const llama_hparams & hparams = llama_get_model(run_.context.get())->hparams;
+        for (Seq seq = 0; seq < static_cast<Seq>(n_seq_max_); seq++) {
+            const Pos newest = window_->seq_pos_max(seq);
+            Pos first = window_->seq_pos_min(seq);
+            while (first >= 0 && first <= newest && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first, newest)) first++;
+            if (first > 0) window_->seq_rm(seq, 0, first);
+        }
+    }
+
+    LlamaRun run_;
     int32_t flash_attn_;
+    uint32_t n_seq_max_;
+    llama_kv_cache * window_ = nullptr;  // where it has to be trimmed
     size_t n_vocab_;
     const float * logits_ = nullptr;
     std::vector<int32_t> one_;
@@ -96,20 +130,40 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     p.type_v = ggml_type_of(params.type_v);
     p.kv_unified = true;  // otherwise a fork would copy cells, and a partial copy aborts
     p.swa_full = params.swa_full;
+    int32_t flash = params.flash_attn;
+    LlamaRun run = open_llama_run(model, p, flash);
+    llama_context * context = run.context.get();
+    if (!llama_get_memory(context)) throw Error(PYL_E_UNSUPPORTED, "this model keeps no memory between decodes, so there is nothing to fork");
+    if (llama_n_batch(context) < std::min(params.n_batch, llama_n_ctx(context))) throw Error(PYL_E_INTERNAL, "the engine opened the context with a smaller n_batch than asked for");
+    if (!params.swa_full && model.info().n_swa > 0 && !window_of(llama_get_memory(context))) {
+        throw Error(PYL_E_UNSUPPORTED, "swa_full = 0: this model's sliding-window cache cannot be trimmed, so forks would fill it for good");
+    }
+    return std::make_unique<LlamaContext>(std::move(run), params, flash);
+}
+
+LlamaRun open_llama_run(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
     p.no_perf = true;
     const LogCapture log;
     for (const int32_t flash : {PYL_FLASH_ATTN_ON, PYL_FLASH_ATTN_OFF}) {
-        if (params.flash_attn != PYL_FLASH_ATTN_AUTO && params.flash_attn != flash) continue;
+        if (flash_attn != PYL_FLASH_ATTN_AUTO && flash_attn != flash) continue;
         p.flash_attn_type = flash == PYL_FLASH_ATTN_ON ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-        std::unique_ptr<llama_context, FreeContext> context(llama_init_from_model(model.raw(), p));
-        if (!context) continue;
-        if (!llama_get_memory(context.get())) throw Error(PYL_E_UNSUPPORTED, "this model keeps no memory between decodes, so there is nothing to fork");
-        if (llama_n_batch(context.get()) < std::min(params.n_batch, llama_n_ctx(context.get()))) throw Error(PYL_E_INTERNAL, "the engine opened the context with a smaller n_batch than asked for");
-        return std::make_unique<LlamaContext>(context.release(), params, flash);
+        LlamaRun run;
+        run.context.reset(llama_init_from_model(model.raw(), p));
+        if (!run.context) continue;
+        // One pool for the life of the context (without one the engine starts threads for every dispatch); idle threads sleep.
+        ggml_threadpool_params pool = ggml_threadpool_params_default(p.n_threads);
+        pool.poll = 0;
+        run.pool.reset(ggml_threadpool_new(&pool));
+        llama_attach_threadpool(run.context.get(), run.pool.get(), run.pool.get());
+        flash_attn = flash;
+        return run;
     }
     const std::string words = log.words("the engine gave no reason");
     const bool memory = words.find("alloc") != std::string::npos;
-    throw Error(memory ? PYL_E_OUT_OF_MEMORY : PYL_E_UNSUPPORTED, "the engine cannot open a context of " + std::to_string(params.n_ctx) + " cells: " + words);
+    throw Error(memory ? PYL_E_OUT_OF_MEMORY : PYL_E_UNSUPPORTED, "the engine cannot open a context of " + std::to_string(p.n_ctx) + " cells: " + words);
 }
+
+void FreeContext::operator()(llama_context * context) const { llama_free(context); }
+void FreePool::operator()(ggml_threadpool * pool) const { ggml_threadpool_free(pool); }
 
 }  // namespace pyl

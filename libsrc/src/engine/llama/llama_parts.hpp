@@ -10,6 +10,7 @@
 #include "core/log.hpp"
 #include "core/store.hpp"
 #include "engine/engine.hpp"
+#include "ggml-cpu.h"
 #include "llama.h"
 
 struct common_chat_templates;
@@ -37,7 +38,9 @@ public:
     std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override;
     std::vector<Token> suppressed() const override;
     std::string chat_render(std::string_view request) const override;
+    ModelIdentity identity() const override;
     std::unique_ptr<Context> open(const ContextParams & params) const override;
+    std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override;
 
     llama_model * raw() const { return model_.get(); }
     const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
@@ -45,13 +48,29 @@ public:
 private:
     std::unique_ptr<llama_model, FreeModel> model_;
     ModelParams params_;
+    std::string name_;
+    uint64_t fingerprint_;
     pyl_model_info info_{};
     std::vector<uint8_t> flags_;
     mutable std::mutex chat_mutex_;
     mutable std::map<std::string, std::shared_ptr<ChatTemplates>> chat_;  // by override source; "" is the model's own
 };
 
+struct FreeContext {
+    void operator()(llama_context * context) const;
+};
+struct FreePool {
+    void operator()(ggml_threadpool * pool) const;
+};
+// An engine context and the threads it computes on, freed after it.
+struct LlamaRun {
+    std::unique_ptr<ggml_threadpool, FreePool> pool;
+    std::unique_ptr<llama_context, FreeContext> context;
+};
+// `flash_attn` is what was asked for, and afterwards what it is.
+LlamaRun open_llama_run(const LlamaModel & model, llama_context_params params, int32_t & flash_attn);
 std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params);
+std::unique_ptr<EmbedContext> open_llama_embedder(const LlamaModel & model, const EmbedderParams & params);
 // Text or tokens that wake a lazy grammar; a pattern's first group, or else its match, is where the grammar begins.
 struct GrammarTriggers {
     std::vector<std::string> patterns;

@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
 #include <fstream>
 
+#include "core/bytes.hpp"
 #include "core/json.hpp"
 #include "core/registry.hpp"
 #include "engine/llama/llama_parts.hpp"
@@ -18,6 +20,24 @@ static void check_file(const std::string & path) {
     char magic[4] = {};
     file.read(magic, sizeof magic);
     if (file.gcount() != sizeof magic || std::memcmp(magic, "GGUF", sizeof magic) != 0) throw Error(PYL_E_FORMAT, path + " is not a GGUF file (it does not begin with \"GGUF\")");
+}
+
+// What tells this file from another of the same make: its size, its beginning (the header, most of it) and a page of tensor data here
+// and there. A few hundred kilobytes are read, whatever the file's size.
+static uint64_t fingerprint_of(const std::string & path) {
+    std::ifstream file(path_of(path), std::ios::binary | std::ios::ate);
+    const auto size = static_cast<uint64_t>(std::max<std::streamoff>(0, file.tellg()));
+    uint64_t hash = checksum({reinterpret_cast<const char *>(&size), sizeof size});
+    std::string page(256 << 10, '\0');
+    const auto add = [&](uint64_t at, size_t n) {
+        file.clear();
+        file.seekg(static_cast<std::streamoff>(at));
+        file.read(page.data(), static_cast<std::streamsize>(n));
+        hash = checksum({page.data(), static_cast<size_t>(std::max<std::streamsize>(0, file.gcount()))}, hash);
+    };
+    add(0, page.size());
+    for (uint64_t i = 1; i <= 64; i++) add(size / 65 * i, 4096);
+    return hash;
 }
 
 static int32_t vocab_type_of(const llama_vocab * vocab) {
@@ -44,8 +64,9 @@ static uint8_t flags_of(const llama_vocab * vocab, Token token) {
     return static_cast<uint8_t>(flags);
 }
 
-LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : params_(params) {
+LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : params_(params), name_(path_of(path).filename().string()) {
     check_file(path);
+    fingerprint_ = fingerprint_of(path);
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers = params.n_gpu_layers;
     p.load_mode = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
@@ -143,6 +164,16 @@ std::vector<Token> LlamaModel::suppressed() const {
     int32_t n = 0;
     const llama_token * tokens = llama_vocab_get_suppress_tokens(vocab(), &n);
     return tokens ? std::vector<Token>(tokens, tokens + n) : std::vector<Token>();
+}
+
+ModelIdentity LlamaModel::identity() const {
+    return {"llama.cpp " PYL_ENGINE_COMMIT, name_ + " (" + read_string([&](char * b, size_t n) { return llama_model_desc(raw(), b, n); }) + ")", fingerprint_};
+}
+
+std::unique_ptr<EmbedContext> LlamaModel::open_embedder(const EmbedderParams & params) const {
+    if (params_.vocab_only) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
+    if ((info_.has_encoder && info_.has_decoder) || llama_model_is_diffusion(raw())) throw Error(PYL_E_UNSUPPORTED, "embeddings of this kind of model are not supported");
+    return open_llama_embedder(*this, params);
 }
 
 std::unique_ptr<Context> LlamaModel::open(const ContextParams & params) const {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <map>
 
+#include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
 #include "core/store.hpp"
@@ -101,6 +102,25 @@ public:
     void seq_keep(Seq seq) override {
         for (Cell & cell : cells_) cell.seqs = cell.has(seq) ? std::vector<Seq>{seq} : std::vector<Seq>{};
     }
+    std::string seq_save(Seq seq) const override {
+        ByteWriter out;
+        for (const Cell & cell : cells_) {
+            if (cell.has(seq)) out.put(cell.token), out.put(cell.pos);
+        }
+        return std::move(out.bytes());
+    }
+    void seq_load(Seq seq, std::string_view bytes) override {
+        if (bytes.size() % 8 != 0) throw Error(PYL_E_FORMAT, "the stub engine's cells have eight bytes each");
+        const auto free = static_cast<size_t>(std::count_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); }));
+        if (bytes.size() / 8 > free) throw Error(PYL_E_NO_CELLS, "no room for the saved cells");
+        ByteReader in(bytes);
+        while (!in.is_done()) {
+            const auto cell = std::find_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); });
+            cell->token = in.get<Token>();
+            cell->pos = in.get<Pos>();
+            cell->seqs = {seq};
+        }
+    }
 
 private:
     struct Cell {
@@ -126,6 +146,33 @@ private:
     ContextParams params_;
     std::vector<Cell> cells_;
     std::vector<float> rows_;
+    int64_t n_decodes_ = 0;
+};
+
+// Vectors that are a hash of a text's tokens and places: another packing of texts must not change them.
+class StubEmbedder final : public EmbedContext {
+public:
+    StubEmbedder(const Options & options, int32_t pooling) : options_(options), pooling_(pooling == PYL_POOLING_MODEL ? PYL_POOLING_MEAN : pooling) { live_counts().contexts++; }
+    ~StubEmbedder() override { live_counts().contexts--; }
+    int32_t n_embd() const override { return 8; }
+    uint32_t n_seq_max() const override { return 4; }
+    int32_t pooling() const override { return pooling_; }
+    int32_t embed(const Batch & batch) override {
+        if (++n_decodes_ == options_.fail_at) return static_cast<int32_t>(options_.fail_rc);
+        std::vector<uint64_t> seen(n_seq_max());
+        for (size_t i = 0; i < batch.size(); i++) seen[static_cast<size_t>(batch.seq[i])] += mix(static_cast<uint64_t>(batch.pos[i]) << 32 | static_cast<uint32_t>(batch.token[i]) | 1ull << 63);
+        vectors_.clear();
+        for (const uint64_t text : seen) {
+            for (uint64_t k = 0; k < 8; k++) vectors_.push_back(static_cast<float>(mix(text ^ mix(k + static_cast<uint64_t>(pooling_) * 8)) >> 40) * (8.0f / 16777216.0f) - 4.0f);
+        }
+        return 0;
+    }
+    const float * vector(size_t i) const override { return vectors_.data() + i * 8; }
+
+private:
+    Options options_;
+    int32_t pooling_;
+    std::vector<float> vectors_;
     int64_t n_decodes_ = 0;
 };
 
@@ -198,6 +245,11 @@ public:
         if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
         return std::make_unique<StubContext>(options_, params);
     }
+    std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override {
+        if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
+        return std::make_unique<StubEmbedder>(options_, params.pooling);
+    }
+    ModelIdentity identity() const override { return {"stub 1", "stub of " + std::to_string(options_.n_vocab), static_cast<uint64_t>(options_.n_vocab)}; }
 
 private:
     Options options_;

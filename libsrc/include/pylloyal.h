@@ -501,6 +501,7 @@ PYL_API int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, 
 PYL_API int32_t pyl_sample_n(pyl_store * store, const pyl_branch * branches, size_t n, int32_t * tokens);
 
 /* Decodes one token for each branch in exactly one dispatch, and feeds it to that branch's grammar and penalty window.
+ * In a deterministic store it takes a dispatch for each branch, in the order given, and a failure's index says how many landed.
  * Errors: PYL_E_CONTEXT, PYL_E_GRAMMAR (not legal; its index), PYL_E_INVALID (a branch twice, more than n_batch, an id outside
  * the vocabulary), PYL_E_STALE, PYL_E_POISONED: unchanged. PYL_E_NO_CELLS: unchanged. PYL_E_DECODE: these branches are
  * poisoned. Thread: store. */

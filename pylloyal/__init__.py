@@ -27,8 +27,20 @@ if TYPE_CHECKING:
     from .kernel.model import ModelStatistics as ModelStatistics
     from .kernel.outcomes import Finish as Finish
     from .kernel.outcomes import Pressure as Pressure
+    from .kernel.outcomes import PromptOutcome as PromptOutcome
     from .kernel.outcomes import StoreStatistics as StoreStatistics
     from .kernel.outcomes import Ticks as Ticks
+    from .kernel.parts import Part as Part
+    from .kernel.parts import PartSource as PartSource
+    from .kernel.parts import PixelPart as PixelPart
+    from .kernel.parts import PlaceholderPart as PlaceholderPart
+    from .kernel.parts import RowPart as RowPart
+    from .kernel.parts import SoundPart as SoundPart
+    from .kernel.parts import TextPart as TextPart
+    from .kernel.parts import TokenPart as TokenPart
+    from .kernel.projector import Projector as Projector
+    from .kernel.projector import ProjectorStatistics as ProjectorStatistics
+    from .kernel.projector import Quote as Quote
     from .kernel.sampling import Sampling as Sampling
     from .kernel.store import Store as Store
     from .kernel.system import LogLevel as LogLevel
@@ -40,6 +52,7 @@ if TYPE_CHECKING:
     from .kernel.vocab import TextStream as TextStream
     from .kernel.vocab import TokenFlags as TokenFlags
     from .kernel.vocab import Vocab as Vocab
+    from .sources.prompt import Prompt as Prompt
 
 _HOME = {
     "PylloyalError": "errors",
@@ -48,7 +61,10 @@ _HOME = {
     "Embedder": "kernel.embedder", "EmbedderStatistics": "kernel.embedder",
     "Grammar": "kernel.grammar", "Model": "kernel.model", "ModelStatistics": "kernel.model", "Sampling": "kernel.sampling",
     "BranchStatistics": "kernel.measures", "Distribution": "kernel.measures", "Level": "kernel.measures", "LogitsView": "kernel.measures", "Metrics": "kernel.measures", "Priors": "kernel.measures",
-    "Finish": "kernel.outcomes", "Pressure": "kernel.outcomes", "StoreStatistics": "kernel.outcomes", "Ticks": "kernel.outcomes",
+    "Finish": "kernel.outcomes", "Pressure": "kernel.outcomes", "PromptOutcome": "kernel.outcomes", "StoreStatistics": "kernel.outcomes", "Ticks": "kernel.outcomes",
+    **dict.fromkeys(("Part", "PartSource", "PixelPart", "PlaceholderPart", "RowPart", "SoundPart", "TextPart", "TokenPart"), "kernel.parts"),
+    "Projector": "kernel.projector", "ProjectorStatistics": "kernel.projector", "Quote": "kernel.projector",
+    "Prompt": "sources.prompt",
     "Store": "kernel.store",
     "LogLevel": "kernel.system", "describe_saved": "kernel.system", "drain_logs": "kernel.system", "live_objects": "kernel.system", "set_log_level": "kernel.system", "system_info": "kernel.system",
     "TextStream": "kernel.vocab", "TokenFlags": "kernel.vocab", "Vocab": "kernel.vocab",

@@ -149,6 +149,30 @@ class BranchPoisonedError(DecodeError):
     """An earlier decode of the branch failed half-way; it can only be pruned."""
 
 
+class MediaError(PylloyalError, ValueError):
+    """Something about a picture, a clip or a sound."""
+
+
+class MediaDecodeError(MediaError):
+    """A file cannot be decoded; the message names it and says why."""
+
+
+class MediaEncodeError(MediaError):
+    """The projector cannot prepare or encode a picture or sound."""
+
+
+class UnsupportedMediaError(MediaError):
+    """Media of a kind, size or shape that is not taken."""
+
+
+class MediaCountError(MediaError):
+    """More or fewer media than the prompt has places for."""
+
+
+class ProjectorMismatchError(MediaError):
+    """The projector is not of this model, or there is none; the message names both sides."""
+
+
 class CapacityError(PylloyalError):
     """Something does not fit; ``need`` and ``have`` say by how much.
 
@@ -208,4 +232,6 @@ STATUS: dict[str, type[PylloyalError]] = {
     "E_POISONED": BranchPoisonedError,
     "E_TEMPLATE": TemplateError,
     "E_ILLEGAL": NothingLegalError,
+    "E_PROJECTOR": ProjectorMismatchError,
+    "E_MEDIA": MediaEncodeError,
 }

@@ -37,5 +37,5 @@ def nothing_leaks() -> Iterator[None]:
 
     gc.collect()
     after = pylloyal.live_objects()
-    for kind in ("stores", "contexts", "branches", "grammars", "texts", "embedders"):
+    for kind in ("stores", "contexts", "branches", "grammars", "texts", "embedders", "projectors", "prompts"):
         assert after[kind] <= before[kind], f"{after[kind] - before[kind]} {kind} were left behind"

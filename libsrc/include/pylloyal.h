@@ -11,7 +11,7 @@
  *                pointers named `out`; on failure they are untouched unless the comment says otherwise.
  *   State        Each error code says what became of the state: unchanged, advanced or poisoned. pyl_error_last() carries
  *                that, the live numbers (need, have), the engine's own return code and the index of the offending item.
- *   Handles      pyl_model*, pyl_store* and pyl_embedder* are opaque tokens, never addresses: using one after its free, or freeing it twice,
+ *   Handles      All pointers but pyl_text* are opaque tokens, never addresses: using one after its free, or freeing it twice,
  *                is PYL_E_CLOSED, not undefined behaviour. Parents outlive their children inside the library, so the order
  *                of frees does not matter. A branch is a 64-bit integer (generation << 32 | slot); 0 is never valid, and a
  *                stale one never aliases a newer branch.
@@ -52,6 +52,8 @@ extern "C" {
 typedef struct pyl_model pyl_model; /* a loaded model: weights, vocabulary, chat templates */
 typedef struct pyl_store pyl_store; /* one KV cache and the tree of branches that lives in it */
 typedef struct pyl_embedder pyl_embedder; /* a context that turns texts into vectors */
+typedef struct pyl_projector pyl_projector; /* an encoder of pictures or sound, and its projection into one model */
+typedef struct pyl_prompt pyl_prompt; /* text and media in order, laid out: how many cells and positions each stretch takes */
 typedef struct pyl_text pyl_text;   /* bytes the library made for the caller */
 typedef uint64_t pyl_branch;        /* generation << 32 | slot; 0 is never valid */
 
@@ -102,6 +104,8 @@ PYL_API void pyl_text_free(pyl_text * text);
 #define PYL_E_POISONED (-19)    /* the branch was poisoned earlier and can only be pruned. Unchanged. */
 #define PYL_E_TEMPLATE (-20)    /* no chat template, or it does not parse, or it raised; the message holds its own words. Unchanged. */
 #define PYL_E_ILLEGAL (-21)     /* nothing can be sampled: grammar and bias leave no token. Unchanged. */
+#define PYL_E_PROJECTOR (-22)   /* the projector is not of this model, or no projector; both sides are named. Unchanged. */
+#define PYL_E_MEDIA (-23)       /* a picture or sound cannot be encoded. Unchanged, or advanced by the stretches before it. */
 
 #define PYL_STATE_UNCHANGED 0
 #define PYL_STATE_ADVANCED 1
@@ -144,6 +148,8 @@ typedef struct pyl_live {
     uint32_t grammars; /* engine grammar objects */
     uint32_t texts;    /* pyl_text not yet freed */
     uint32_t embedders; /* pyl_embedder handles */
+    uint32_t projectors; /* pyl_projector handles */
+    uint32_t prompts;  /* pyl_prompt handles */
 } pyl_live;
 
 /* Counts of what is alive right now. Thread: any. */
@@ -467,6 +473,8 @@ typedef struct pyl_branch_info {
     int32_t last_token;       /* the last token decoded through commit or tick, -1 for none */
     int32_t has_grammar;
     uint64_t n_sampled;       /* draws since the seed was set */
+    int32_t slack;            /* cells it reads less the positions they stand at: pictures take more cells than positions */
+    uint32_t reserved;        /* zero */
 } pyl_branch_info;
 
 /* Facts about a branch. Errors: PYL_E_STALE. Thread: store. */
@@ -621,6 +629,122 @@ PYL_API int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8
  * has_logits, has_grammar, sampling {seed, n_sampled}. Reads the header only, and the checksum of all. Owned (pyl_text_free).
  * Errors: PYL_E_FORMAT. Thread: any. */
 PYL_API int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out);
+
+/* ------------------------------------------------------------------------------------------------ pictures and sound -- */
+
+typedef struct pyl_projector_params {
+    uint32_t struct_size;
+    uint32_t n_threads;        /* 0 for the cores this process may use */
+    int32_t use_gpu;           /* 1: on an accelerator where there is one; 0 (default) */
+    int32_t flash_attn;        /* PYL_FLASH_ATTN_* of the encoder */
+    uint32_t image_min_tokens; /* bounds for encoders of dynamic resolution; 0 for what the file says */
+    uint32_t image_max_tokens;
+    uint64_t cache_bytes;      /* most bytes of encoded rows to keep for pictures that come again; 0 (default) keeps none */
+} pyl_projector_params;
+
+/* Fills in the defaults. Thread: any. */
+PYL_API void pyl_projector_params_init(pyl_projector_params * params);
+
+/* Opens a projector file (GGUF, "mmproj") for a model. Its metadata are checked before anything is loaded.
+ *   out   Owned (pyl_projector_free).
+ *   path  Copied; n_path bytes of UTF-8. With a stub model: "stub:".
+ * Errors: PYL_E_IO, PYL_E_FORMAT, PYL_E_PROJECTOR (made for another width; both numbers and where each comes from), PYL_E_UNSUPPORTED,
+ * PYL_E_OUT_OF_MEMORY. Thread: any. */
+PYL_API int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const char * path, size_t n_path, const pyl_projector_params * params);
+
+/* Gives the handle back; prompts made with it live on. Thread: any. */
+PYL_API int32_t pyl_projector_free(pyl_projector * projector);
+
+typedef struct pyl_projector_info {
+    uint32_t struct_size;
+    int32_t has_vision;
+    int32_t has_audio;
+    int32_t sample_rate;     /* of the sound it takes, in Hz; 0 when it takes none */
+    int32_t n_embd;          /* floats in a row */
+    int32_t is_mrope;        /* 1 when rows stand at (time, row, column) and take fewer positions than cells */
+    int32_t is_non_causal;   /* 1 when a picture's rows see each other: they must fit one dispatch */
+    int32_t n_frames_merged; /* frames of a clip that share one set of rows: 1 or 2 */
+    uint64_t n_encodes;      /* encoder runs since it was opened */
+    uint64_t n_cache_hits;   /* rows that came from the cache instead */
+    uint64_t cache_bytes;    /* rows in the cache now */
+    double encode_s;         /* seconds in the encoder */
+} pyl_projector_info;
+
+/* Facts about a projector. Thread: any. */
+PYL_API int32_t pyl_projector_describe(const pyl_projector * projector, pyl_projector_info * out);
+
+#define PYL_PART_TEXT 0
+#define PYL_PART_TOKENS 1
+#define PYL_PART_IMAGE 2
+#define PYL_PART_AUDIO 3
+#define PYL_PART_ROWS 4
+
+typedef struct pyl_part {
+    uint32_t struct_size;
+    int32_t kind;           /* PYL_PART_* */
+    const char * text;      /* TEXT: n bytes of UTF-8 */
+    const int32_t * tokens; /* TOKENS: n of them. ROWS: n positions relative to where the part begins, or 4 * n in four sections (time, row,
+                               column, 0) when height is 4; NULL for one after another */
+    const uint8_t * rgb;    /* IMAGE: width * height * 3 bytes; NULL for a placeholder that can be counted but not decoded */
+    const float * samples;  /* AUDIO: n samples, mono, at the projector's rate; NULL for a placeholder. ROWS: n * n_embd_inp floats */
+    size_t n;
+    uint32_t flags;         /* TEXT: PYL_TOKENIZE_PARSE_SPECIAL */
+    uint32_t width;         /* IMAGE: pixels. ROWS: floats in a row */
+    uint32_t height;        /* IMAGE: pixels. ROWS: positions each row has, 1 or 4 */
+    int32_t is_frame;       /* IMAGE: 1 for a frame of a clip, which may share rows with the frame beside it */
+    int32_t n_pos;          /* ROWS: positions they take, 1..n */
+    int32_t is_non_causal;  /* ROWS: 1 when they see each other; they must fit one dispatch */
+    const char * id;        /* IMAGE, AUDIO: NUL-terminated name of the content for the cache of encoded rows; NULL: never cached */
+} pyl_part;
+
+/* Lays out text and media for decoding. Nothing is encoded and no store is involved: what it takes is known from here on.
+ *   out        Owned (pyl_prompt_free). Keeps copies of all that the parts point to.
+ *   projector  NULL when no part is an image or sound.
+ *   flags      PYL_TOKENIZE_ADD_SPECIAL.
+ * Special tokens are read only in TEXT parts that say so; the projector's own begin and end tokens are added around each medium.
+ * Errors: PYL_E_INVALID with the part's index (empty media, wrong width, positions out of order), PYL_E_PROJECTOR (an image and no
+ * projector that sees; sound and none that hears), PYL_E_MEDIA (it cannot be prepared), PYL_E_FORMAT (not UTF-8). Thread: any. */
+PYL_API int32_t pyl_prompt_make(pyl_prompt ** out, const pyl_model * model, const pyl_projector * projector, const pyl_part * parts, size_t n_parts, uint32_t flags);
+
+/* Frees a prompt. Thread: any. */
+PYL_API int32_t pyl_prompt_free(pyl_prompt * prompt);
+
+typedef struct pyl_quote {
+    uint32_t struct_size;
+    uint32_t n_segments;
+    uint32_t n_cells;      /* what decoding it will be charged */
+    uint32_t n_pos;        /* how far it will move a branch */
+    uint32_t n_media;      /* stretches of rows */
+    uint32_t max_rows;     /* rows of the longest stretch that has to fit one dispatch; 0 for none */
+    int32_t is_decodable;  /* 0 when a part is a placeholder */
+} pyl_quote;
+
+/* What a prompt takes: exact, and what it will be charged. Thread: any. */
+PYL_API int32_t pyl_prompt_quote(const pyl_prompt * prompt, pyl_quote * out);
+
+/* Its stretches in order, as JSON [{kind (text|rows), n_cells, n_pos, part, n_parts, non_causal, tokens [ids] or positions [ints]}]: for looking at,
+ * and for tests. Owned (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_prompt_segments(const pyl_prompt * prompt, pyl_text ** out);
+
+typedef struct pyl_item {
+    uint32_t struct_size;
+    int32_t code;                /* out: PYL_OK, or what failed */
+    pyl_branch branch;
+    const pyl_prompt * prompt;
+    pyl_text * message;          /* out: NULL, or the words of the failure. Owned (pyl_text_free) */
+    uint32_t n_segments_landed;  /* out */
+    uint32_t n_cells_landed;     /* out */
+    int32_t state;               /* out: PYL_STATE_* */
+    int32_t engine_rc;           /* out */
+} pyl_item;
+
+/* Decodes prompts on branches, encoding media as they come: one after another, and one that fails does not stop the others. Sampler and grammar are not fed.
+ * A picture lands whole or, if the engine fails within it, poisons its branch; what fails between two stretches leaves the branch at the
+ * end of the last whole one (advanced). Logits are kept of each prompt's last row.
+ * Errors before anything runs, unchanged: PYL_E_CONTEXT for all together, PYL_E_INVALID (a branch twice, placeholders, rows that see each
+ * other and exceed n_batch, with need and have), PYL_E_PROJECTOR (a prompt of another model), PYL_E_STALE, PYL_E_POISONED. Afterwards the code is
+ * that of the first item that failed, with its index. Thread: store. */
+PYL_API int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items);
 
 /* ---------------------------------------------------------------------------------------------------------- embeddings -- */
 

@@ -178,6 +178,7 @@ public:
     std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override { return model_->chat_grammar(rendered); }
     ModelIdentity identity() const override { return model_->identity(); }
     std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_, sees_); }
+    std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams & params) const override { return model_->open_projector(self, path, params); }
     std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override { return model_->open_embedder(params); }
 
 private:
@@ -191,6 +192,11 @@ private:
             sees_(batch);
             int32_t rc = 0;
             watch([&] { rc = context_->decode(batch); });
+            return rc;
+        }
+        int32_t decode_rows(const RowBatch & batch) override {
+            int32_t rc = 0;
+            watch([&] { rc = context_->decode_rows(batch); });
             return rc;
         }
         void seq_copy(Seq from, Seq to) override {

@@ -30,6 +30,8 @@ E_DECODE: Final = -18
 E_POISONED: Final = -19
 E_TEMPLATE: Final = -20
 E_ILLEGAL: Final = -21
+E_PROJECTOR: Final = -22
+E_MEDIA: Final = -23
 STATE_UNCHANGED: Final = 0
 STATE_ADVANCED: Final = 1
 STATE_POISONED: Final = 2
@@ -74,6 +76,11 @@ FINISH_STOP: Final = 2
 FINISH_LENGTH: Final = 3
 FINISH_ILLEGAL: Final = 4
 SAVE_LOGITS: Final = 1
+PART_TEXT: Final = 0
+PART_TOKENS: Final = 1
+PART_IMAGE: Final = 2
+PART_AUDIO: Final = 3
+PART_ROWS: Final = 4
 POOLING_MODEL: Final = 0
 POOLING_MEAN: Final = 1
 POOLING_CLS: Final = 2
@@ -90,6 +97,14 @@ class pyl_store_p(c_void_p):
 
 class pyl_embedder_p(c_void_p):
     """``pyl_embedder *``: opaque."""
+
+
+class pyl_projector_p(c_void_p):
+    """``pyl_projector *``: opaque."""
+
+
+class pyl_prompt_p(c_void_p):
+    """``pyl_prompt *``: opaque."""
 
 
 class pyl_text_p(c_void_p):
@@ -125,6 +140,8 @@ class pyl_live(Structure):
         ("grammars", c_uint32),
         ("texts", c_uint32),
         ("embedders", c_uint32),
+        ("projectors", c_uint32),
+        ("prompts", c_uint32),
     ]
 
 
@@ -264,6 +281,8 @@ class pyl_branch_info(Structure):
         ("last_token", c_int32),
         ("has_grammar", c_int32),
         ("n_sampled", c_uint64),
+        ("slack", c_int32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -329,6 +348,90 @@ class pyl_distribution(Structure):
         ("entropy", c_double),
         ("log_sum", c_double),
         ("max_logit", c_double),
+    ]
+
+
+class pyl_projector_params(Structure):
+    """------------------------------------------------------------------------------------------------ pictures and sound --"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_threads", c_uint32),
+        ("use_gpu", c_int32),
+        ("flash_attn", c_int32),
+        ("image_min_tokens", c_uint32),
+        ("image_max_tokens", c_uint32),
+        ("cache_bytes", c_uint64),
+    ]
+
+
+class pyl_projector_info(Structure):
+    """pyl_projector_info"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("has_vision", c_int32),
+        ("has_audio", c_int32),
+        ("sample_rate", c_int32),
+        ("n_embd", c_int32),
+        ("is_mrope", c_int32),
+        ("is_non_causal", c_int32),
+        ("n_frames_merged", c_int32),
+        ("n_encodes", c_uint64),
+        ("n_cache_hits", c_uint64),
+        ("cache_bytes", c_uint64),
+        ("encode_s", c_double),
+    ]
+
+
+class pyl_part(Structure):
+    """pyl_part"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("text", c_char_p),
+        ("tokens", POINTER(c_int32)),
+        ("rgb", POINTER(c_uint8)),
+        ("samples", POINTER(c_float)),
+        ("n", c_size_t),
+        ("flags", c_uint32),
+        ("width", c_uint32),
+        ("height", c_uint32),
+        ("is_frame", c_int32),
+        ("n_pos", c_int32),
+        ("is_non_causal", c_int32),
+        ("id", c_char_p),
+    ]
+
+
+class pyl_quote(Structure):
+    """pyl_quote"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("n_segments", c_uint32),
+        ("n_cells", c_uint32),
+        ("n_pos", c_uint32),
+        ("n_media", c_uint32),
+        ("max_rows", c_uint32),
+        ("is_decodable", c_int32),
+    ]
+
+
+class pyl_item(Structure):
+    """pyl_item"""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("code", c_int32),
+        ("branch", c_uint64),
+        ("prompt", pyl_prompt_p),
+        ("message", pyl_text_p),
+        ("n_segments_landed", c_uint32),
+        ("n_cells_landed", c_uint32),
+        ("state", c_int32),
+        ("engine_rc", c_int32),
     ]
 
 
@@ -420,6 +523,15 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_branch_save", c_int32, [pyl_store_p, c_uint64, c_uint32, POINTER(pyl_text_p)], True),  # int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
     ("pyl_branch_load", c_int32, [pyl_store_p, POINTER(c_uint64), POINTER(c_uint8), c_size_t], True),  # int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data);
     ("pyl_saved_describe", c_int32, [POINTER(c_uint8), c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out);
+    ("pyl_projector_params_init", None, [POINTER(pyl_projector_params)], False),  # void pyl_projector_params_init(pyl_projector_params * params);
+    ("pyl_projector_open", c_int32, [POINTER(pyl_projector_p), pyl_model_p, c_char_p, c_size_t, POINTER(pyl_projector_params)], True),  # int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const char * path, size_t n_path, const pyl_projector_params * params);
+    ("pyl_projector_free", c_int32, [pyl_projector_p], True),  # int32_t pyl_projector_free(pyl_projector * projector);
+    ("pyl_projector_describe", c_int32, [pyl_projector_p, POINTER(pyl_projector_info)], True),  # int32_t pyl_projector_describe(const pyl_projector * projector, pyl_projector_info * out);
+    ("pyl_prompt_make", c_int32, [POINTER(pyl_prompt_p), pyl_model_p, pyl_projector_p, POINTER(pyl_part), c_size_t, c_uint32], True),  # int32_t pyl_prompt_make(pyl_prompt ** out, const pyl_model * model, const pyl_projector * projector, const pyl_part * parts, size_t n_parts, uint32_t flags);
+    ("pyl_prompt_free", c_int32, [pyl_prompt_p], True),  # int32_t pyl_prompt_free(pyl_prompt * prompt);
+    ("pyl_prompt_quote", c_int32, [pyl_prompt_p, POINTER(pyl_quote)], True),  # int32_t pyl_prompt_quote(const pyl_prompt * prompt, pyl_quote * out);
+    ("pyl_prompt_segments", c_int32, [pyl_prompt_p, POINTER(pyl_text_p)], True),  # int32_t pyl_prompt_segments(const pyl_prompt * prompt, pyl_text ** out);
+    ("pyl_decode_prompts_n", c_int32, [pyl_store_p, POINTER(pyl_item), c_size_t], True),  # int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items);
     ("pyl_embedder_params_init", None, [POINTER(pyl_embedder_params)], False),  # void pyl_embedder_params_init(pyl_embedder_params * params);
     ("pyl_embedder_open", c_int32, [POINTER(pyl_embedder_p), pyl_model_p, POINTER(pyl_embedder_params)], True),  # int32_t pyl_embedder_open(pyl_embedder ** out, const pyl_model * model, const pyl_embedder_params * params);
     ("pyl_embedder_free", c_int32, [pyl_embedder_p], True),  # int32_t pyl_embedder_free(pyl_embedder * embedder);
@@ -427,4 +539,4 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_embed_n", c_int32, [pyl_embedder_p, POINTER(c_int32), POINTER(c_uint32), c_size_t, c_int32, POINTER(c_float)], True),  # int32_t pyl_embed_n(pyl_embedder * embedder, const int32_t * tokens, const uint32_t * lengths, size_t n_texts, int32_t normalize, float * out);
 ]
 
-STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_metrics, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution, pyl_embedder_params, pyl_embedder_info]
+STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_metrics, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution, pyl_projector_params, pyl_projector_info, pyl_part, pyl_quote, pyl_item, pyl_embedder_params, pyl_embedder_info]

@@ -134,6 +134,12 @@ def last_error(code: int) -> errors.PylloyalError:
     return _CODES.get(code, errors.InternalKernelError)(message, failure)
 
 
+def error_of(code: int, message: str, state: int, engine_rc: int) -> errors.PylloyalError:
+    """The exception for a failure told in other words than ``pyl_error_last``."""
+    failure = errors.Failure(code, _STATES.get(state, "unchanged"), engine_rc, state == capi.STATE_ADVANCED, None, None, None, message)
+    return _CODES.get(code, errors.InternalKernelError)(message, failure)
+
+
 def _bind(path: Path, lib: ctypes.CDLL) -> None:
     try:
         found = lib.pyl_abi_version()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from . import capi
+from . import capi, load
 
 S = TypeVar("S", bound=ctypes.Structure)
 
@@ -105,3 +105,56 @@ class Runs:
                 run.n_tokens -= run.n_landed
                 self.landed += run.n_landed
                 run.n_landed = 0
+
+
+class Parts:
+    """The parts of a prompt as the kernel reads them; keeps alive what they point to."""
+
+    def __init__(self, parts: Sequence[dict[str, Any]]) -> None:
+        self.n = len(parts)
+        self.array = (capi.pyl_part * self.n)()
+        self._kept: list[Any] = []
+        for row, fields in zip(self.array, parts, strict=True):
+            row.struct_size = ctypes.sizeof(capi.pyl_part)
+            for name, value in fields.items():
+                setattr(row, name, self._pointer(value))
+
+    def _pointer(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            self._kept.append(value)
+            kinds: dict[str, Any] = {"u1": ctypes.c_uint8, "i4": ctypes.c_int32, "f4": ctypes.c_float}
+            kind = kinds[value.dtype.str[1:]]
+            return value.ctypes.data_as(ctypes.POINTER(kind))
+        if isinstance(value, bytes):
+            self._kept.append(value)
+        return value
+
+
+class Items:
+    """Prompts on their way into branches."""
+
+    _NOT_RUN = 1
+
+    def __init__(self, pairs: Sequence[tuple[int, Any]]) -> None:
+        self.n = len(pairs)
+        self.array = (capi.pyl_item * self.n)()
+        for item, (branch, prompt) in zip(self.array, pairs, strict=True):
+            item.struct_size, item.branch, item.prompt, item.code = ctypes.sizeof(capi.pyl_item), branch, prompt, self._NOT_RUN
+
+    @property
+    def has_run(self) -> bool:
+        return all(item.code != self._NOT_RUN for item in self.array)
+
+    def results(self) -> list[tuple[int, str, int, int, int, int]]:
+        """For each: code, message, state, engine's code, segments and cells that landed."""
+        text = load.library()
+        out = []
+        for item in self.array:
+            message = ctypes.string_at(text.pyl_text_data(item.message), text.pyl_text_size(item.message)).decode("utf-8", "replace") if item.message else ""
+            out.append((item.code, message, item.state, item.engine_rc, item.n_segments_landed, item.n_cells_landed))
+        return out
+
+    def free(self) -> None:
+        for item in self.array:
+            message, item.message = item.message, None
+            load.library().pyl_text_free(message)

@@ -18,6 +18,7 @@ from .._ffi.memory import MASK64, f32_array, i32_array, i32_of, new, ref, u64_ar
 from .chat import ChatPrompt
 from .facts import BranchFacts
 from .grammar import Grammar
+from .projector import LaidOut
 from .sampling import Sampling
 from .turn import interruptibly
 
@@ -130,15 +131,21 @@ class Branch(BranchFacts):
 
     # --------------------------------------------------------------------------------------------------------- decoding
 
-    def prefill(self, prompt: Prefillable) -> int:
-        """Decode many tokens, leaving logits for the last; see :meth:`Store.prefill`.
+    def prefill(self, prompt: Prefillable | LaidOut) -> int:
+        """Decode many tokens, leaving logits for the last; see :meth:`Store.prefill`, and :meth:`Store.decode_prompts` for media.
 
         Returns
         -------
         int
             Dispatches it took.
         """
-        return self.store.prefill([(self, prompt)])
+        if not isinstance(prompt, LaidOut):
+            return self.store.prefill([(self, prompt)])
+        before = self.store.pressure().n_dispatches
+        outcome = self.store.decode_prompts([(self, prompt)])[0]
+        if outcome.error is not None:
+            raise outcome.error
+        return self.store.pressure().n_dispatches - before
 
     def commit(self, token: int) -> None:
         """Decode one token; see :meth:`Store.commit`."""

@@ -107,6 +107,11 @@ class BranchFacts:
         return len(self.ancestors)
 
     @property
+    def slack(self) -> int:
+        """Cells it reads less the positions they stand at: pictures take more cells than positions."""
+        return int(self._info().slack)
+
+    @property
     def is_leaf(self) -> bool:
         return bool(self._info().n_children == 0)
 

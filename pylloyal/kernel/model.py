@@ -17,6 +17,7 @@ from .vocab import Vocab
 
 if TYPE_CHECKING:
     from .embedder import Embedder
+    from .projector import Projector
     from .store import Store
 
 
@@ -115,6 +116,12 @@ class Model(Handle):
     def statistics(self) -> ModelStatistics:
         """What is in memory."""
         return ModelStatistics(self.info.n_params, self.info.n_bytes, self.info.n_vocab, self.info.n_layer, sum(not child.is_closed for child in self._children))
+
+    def projector(self, path: str | os.PathLike[str], **options: Any) -> Projector:
+        """Open a projector file for this model; takes the options of :class:`~pylloyal.Projector`."""
+        from .projector import Projector
+
+        return Projector(self, path, **options)
 
     def embedder(self, **options: Any) -> Embedder:
         """Open an embedder on this model; takes the options of :class:`~pylloyal.Embedder`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from .. import errors
 from .._ffi import capi
 
 
@@ -73,6 +74,23 @@ class Pressure:
     sample_s: float
     swa_full: bool
     deterministic: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutcome:
+    """What became of one prompt of :meth:`Store.decode_prompts`.
+
+    Attributes
+    ----------
+    error : PylloyalError or None
+        Why it stopped; its ``state`` says what became of the branch.
+    n_segments, n_cells : int
+        Stretches and cells that landed.
+    """
+
+    error: errors.PylloyalError | None
+    n_segments: int
+    n_cells: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ from .. import errors
 from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
-from .._ffi.load import library
-from .._ffi.memory import Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
+from .._ffi.load import error_of, library
+from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar
 from .model import Model
-from .outcomes import Finish, Pressure, StoreStatistics, Ticks
+from .outcomes import Finish, Pressure, PromptOutcome, StoreStatistics, Ticks
+from .projector import LaidOut
 from .sampling import Sampling
 from .turn import Turn, interruptibly
 
@@ -189,6 +190,41 @@ class Store(Handle):
                     progress(todo.landed, todo.total)
                 if todo.landed >= todo.total:
                     return dispatches
+
+    def decode_prompts(self, items: Iterable[tuple[Branch, LaidOut]]) -> list[PromptOutcome]:
+        """Decode laid-out prompts on branches, encoding their media as they come; one that fails does not stop the others.
+
+        A picture lands whole or, if the engine fails within it, poisons its branch; what fails between two stretches leaves the branch
+        at the end of the last whole one. Sampler and grammar are not fed.
+
+        Returns
+        -------
+        list of PromptOutcome
+            One for each item.
+
+        Raises
+        ------
+        ContextOverflowError
+            They do not fit together; nothing was decoded.
+        InvalidArgumentError
+            A branch twice, a placeholder, or a picture whose rows must fit one dispatch and do not (``need``, ``have``); nothing
+            was decoded.
+        ProjectorMismatchError
+            A prompt was laid out for another model.
+        """
+        pairs = [(self._own(branch), prompt._ptr()) for branch, prompt in items]
+        with self._turn.take():
+            work = Items(pairs)
+            pointer = self._ptr()
+            try:
+                try:
+                    interruptibly(lambda: self._lib.pyl_decode_prompts_n(pointer, work.array, work.n), self.cancel)
+                except errors.PylloyalError:
+                    if not work.has_run:  # refused as a whole; otherwise each item tells its own
+                        raise
+                return [PromptOutcome(error_of(code, message, state, rc) if code else None, n_segments, n_cells) for code, message, state, rc, n_segments, n_cells in work.results()]
+            finally:
+                work.free()
 
     def sample(self, branches: Sequence[Branch]) -> list[int]:
         """Draw one token for each branch; none is decoded.

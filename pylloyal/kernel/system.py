@@ -61,4 +61,4 @@ def live_objects() -> dict[str, int]:
     """Number of native objects alive in this process, for leak tests."""
     live = new(capi.pyl_live)
     library().pyl_live_objects(ref(live))
-    return {name: getattr(live, name) for name in ("models", "weights", "stores", "contexts", "branches", "grammars", "texts", "embedders")}
+    return {name: getattr(live, name) for name in ("models", "weights", "stores", "contexts", "branches", "grammars", "texts", "embedders", "projectors", "prompts")}

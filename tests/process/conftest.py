@@ -25,7 +25,7 @@ import pylloyal
 from pylloyal import Model, Sampling, Store, errors, live_objects
 
 MODEL = sys.argv[1]
-NOTHING = dict.fromkeys(("models", "weights", "stores", "contexts", "branches", "grammars", "texts", "embedders"), 0)
+NOTHING = dict.fromkeys(("models", "weights", "stores", "contexts", "branches", "grammars", "texts", "embedders", "projectors", "prompts"), 0)
 PROMPT = [7 + i * 31 % 200 for i in range(40)]
 
 def until(fact, seconds=20.0):

@@ -83,6 +83,7 @@ pyl_text * new_text(std::string bytes);
 // Handles are tokens looked up here, never addresses.
 std::shared_ptr<Model> model_of(const pyl_model * handle);
 std::shared_ptr<Store> store_of(const pyl_store * handle);
+std::shared_ptr<const Prompt> prompt_of(const pyl_prompt * handle);
 
 // A call into a store: keeps it alive, and refuses a second one at the same time.
 template <typename Body>

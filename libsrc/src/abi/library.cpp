@@ -64,6 +64,8 @@ pyl_text * new_text(std::string bytes) {
 
 size_t live_handles(bool stores);
 size_t live_embedders();
+size_t live_projectors();
+size_t live_prompts();
 
 static std::string names(const std::vector<std::string> & list) {
     std::string out = "[";
@@ -144,6 +146,6 @@ int32_t pyl_log_level(int32_t level) {
 int32_t pyl_live_objects(pyl_live * out) {
     return guarded([&] {
         const LiveCounts & n = live_counts();
-        write_struct(out, {sizeof(pyl_live), static_cast<uint32_t>(live_handles(false)), n.weights, static_cast<uint32_t>(live_handles(true)), n.contexts, n.branches, n.grammars, n_texts, static_cast<uint32_t>(live_embedders())});
+        write_struct(out, {sizeof(pyl_live), static_cast<uint32_t>(live_handles(false)), n.weights, static_cast<uint32_t>(live_handles(true)), n.contexts, n.branches, n.grammars, n_texts, static_cast<uint32_t>(live_embedders()), static_cast<uint32_t>(live_projectors()), static_cast<uint32_t>(live_prompts())});
     });
 }

@@ -249,7 +249,7 @@ int32_t pyl_branch_describe(pyl_store * store, pyl_branch branch, pyl_branch_inf
     return in_store(store, [&](Store & s) {
         const Branch & b = s.get(branch);
         write_struct(out, {sizeof(pyl_branch_info), b.position, b.cells_own, b.cells_inherited, s.handle_of(b.parent), static_cast<uint32_t>(b.children.size()), b.logits.any(), b.is_poisoned, b.last_token,
-                           b.grammar != nullptr, b.sampler.draws()});
+                           b.grammar != nullptr, b.sampler.draws(), static_cast<int32_t>(b.cells_own + b.cells_inherited) - (b.position - b.start), 0});
     });
 }
 
@@ -272,6 +272,44 @@ int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t
         }
         uint32_t ignored = 0;
         s.prefill(all, max_dispatches, n_dispatches ? *n_dispatches : ignored);
+    });
+}
+
+int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items) {
+    return in_store(store, [&](Store & s) {
+        const auto all = span_of(items, n_items);
+        std::vector<PromptItem> work;
+        for (pyl_item & item : all) {
+            need(item.struct_size == sizeof(pyl_item), "pyl_item.struct_size is not set");
+            work.push_back({item.branch, prompt_of(item.prompt), 0, 0, std::nullopt});
+        }
+        s.decode_prompts(work);
+        std::optional<Error> first;
+        bool landed_any = false;
+        for (size_t i = 0; i < all.size(); i++) {
+            pyl_item & item = all[i];
+            const PromptItem & done = work[i];
+            item.code = done.error ? done.error->code : PYL_OK;
+            item.state = done.error ? done.error->state : PYL_STATE_ADVANCED;
+            item.engine_rc = done.error ? done.error->engine_rc : 0;
+            item.n_segments_landed = done.n_segments_landed;
+            item.n_cells_landed = done.n_cells_landed;
+            item.message = nullptr;
+            landed_any |= done.n_cells_landed > 0;
+            if (done.error && !first) {
+                first = done.error;
+                first->index = static_cast<int32_t>(i);
+            }
+        }
+        if (!first) return;
+        for (size_t i = 0; i < all.size(); i++) {
+            try {
+                if (work[i].error) all[i].message = new_text(work[i].error->message);
+            } catch (const std::bad_alloc &) {  // then without words
+            }
+        }
+        first->partial = landed_any;
+        throw *first;
     });
 }
 

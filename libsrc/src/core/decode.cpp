@@ -39,20 +39,6 @@ void Store::save_rows(std::span<Branch * const> replaced) {
     }
 }
 
-int32_t Store::dispatch() {
-    const auto start = Clock::now();
-    int32_t rc = -3;
-    try {
-        rc = context_->decode(batch_);
-    } catch (const std::exception &) {
-        // Out of memory inside the engine: rows may have landed, as after any other failure of its own.
-    }
-    live_.decode_s += seconds_since(start);
-    live_.n_dispatches++;
-    if (rc == 0) live_.n_tokens_decoded += batch_.size();
-    return rc;
-}
-
 // An error whose words are given only if there is memory for them: what became of the state has to be told in any case.
 static Error error_in_words(int32_t code, const char * words) {
     Error error(code, "");
@@ -63,7 +49,7 @@ static Error error_in_words(int32_t code, const char * words) {
     return error;
 }
 
-static Error decode_error(int32_t rc, bool partial) {
+Error decode_error(int32_t rc, bool partial) {
     char words[80];
     std::snprintf(words, sizeof words, "the engine failed in the middle of a dispatch (code %d)", static_cast<int>(rc));
     Error error = rc == 1    ? error_in_words(PYL_E_NO_CELLS, "the engine found no room for a dispatch that should have fitted")
@@ -110,13 +96,13 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
     // Recurrent models want a dispatch's rows in the order of their sequences.
     std::sort(work.begin(), work.end(), [](const Work & a, const Work & b) { return a.branch->seq < b.branch->seq; });
 
-    struct Part {
+    struct Slice {
         Branch * branch;
         pyl_run * run;
         uint32_t n;
         bool finishes;
     };
-    std::vector<Part> parts;
+    std::vector<Slice> parts;
     std::vector<Branch *> touched;
     bool landed_any = false;
     for (auto next = work.begin(); next != work.end();) {
@@ -146,11 +132,11 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
             out_of_memory(landed_any);
         }
         epoch_++;
-        const int32_t rc = dispatch();
+        const int32_t rc = run([&] { return context_->decode(batch_); }, batch_.size());
         n_dispatches++;
         const bool intact = rc == 1 || rc == -1;
         int32_t row = 0;
-        for (const Part & part : parts) {
+        for (const Slice & part : parts) {
             if (intact) {
                 part.run->state = part.run->n_landed ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
                 continue;
@@ -282,7 +268,7 @@ void Store::land_together(std::span<Branch * const> branches, const Token * toke
     }
     save_rows(branches);
     epoch_++;
-    const int32_t rc = dispatch();
+    const int32_t rc = run([&] { return context_->decode(batch_); }, batch_.size());
     if (rc == 1 || rc == -1) throw decode_error(rc, false);
     for (size_t k = 0; k < order.size(); k++) {
         Branch & branch = *branches[order[k]];

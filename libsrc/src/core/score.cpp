@@ -78,7 +78,7 @@ void Store::reseed_kv(pyl_branch branch, std::span<const Token> tokens, uint32_t
     context_->seq_remove(found.seq);
     cells_used_ -= found.cells_own;
     found.cells_own = found.cells_inherited = 0;
-    found.position = 0;
+    found.position = found.start = 0;
     found.logits.clear();
     pyl_run run{sizeof(pyl_run), static_cast<uint32_t>(tokens.size()), branch, tokens.data(), 0, 0};
     uint32_t n_dispatches = 0;

@@ -63,6 +63,7 @@ std::string Store::save(pyl_branch branch, bool with_logits) {
     SavedHead{identity.engine, identity.name, identity.fingerprint, static_cast<int32_t>(n_vocab_), params_.type_k, params_.type_v, context_->flash_attn(), found.position,
               found.cells_own + found.cells_inherited, found.last_token, logits_too, found.grammar != nullptr, found.sampler.seed(), found.sampler.draws()}
         .write(out);
+    out.put(found.start);
     put_sampling(out, found.sampler);
     put_biases(out, found.bias);
     put_biases(out, found.steer);
@@ -102,6 +103,8 @@ pyl_branch Store::load(std::string_view bytes) {
 
     // All that can fail is done on a branch that is in no store yet.
     Branch made;
+    made.start = in.get<Pos>();
+    damaged(made.start >= 0 && made.start <= head.position);
     try {
         made.sampler.set_params(get_sampling(in));
     } catch (Error & error) {
@@ -143,6 +146,7 @@ pyl_branch Store::load(std::string_view bytes) {
     const uint32_t slot = take_slot();
     Branch & branch = slots_[slot];
     branch.position = head.position;
+    branch.start = made.start;
     branch.cells_own = head.cells;
     cells_used_ += head.cells;
     branch.last_token = head.last_token;

@@ -197,7 +197,7 @@ pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_
     need_leases(1);
     const uint32_t slot = take_slot();
     Branch & branch = slots_[slot];
-    branch.position = start_pos;
+    branch.position = branch.start = start_pos;
     branch.sampler.set_params(sampling);
     branch.sampler.reseed(seed);
     return handle(slot);
@@ -219,6 +219,7 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
         Branch & child = slots_[slot];
         context_->seq_copy(from.seq, child.seq);
         child.position = from.position;
+        child.start = from.start;
         child.cells_inherited = from.cells_inherited + from.cells_own;
         child.parent = slot_of(from) + 1;
         child.last_token = from.last_token;
@@ -313,6 +314,7 @@ void Store::fast_forward(pyl_branch parent, pyl_branch child) {
     cells_used_ -= doubtful;
     std::swap(to.seq, from.seq);  // the parent's old sequence is cleared whole with the child's slot; shared cells live on
     to.position = from.position;
+    to.start = from.start;
     to.last_token = from.last_token;
     to.is_poisoned = false;
     to.cells_doubtful = 0;

@@ -6,14 +6,17 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/prompt.hpp"
 #include "core/sampler.hpp"
 #include "engine/engine.hpp"
 
@@ -40,6 +43,7 @@ struct Branch {
     bool is_poisoned = false;
     Seq seq = -1;
     Pos position = 0;
+    Pos start = 0;  // where its cells begin: position - start + slack = cells
     uint32_t cells_own = 0;
     uint32_t cells_inherited = 0;
     uint32_t cells_doubtful = 0;  // of the own ones: charged by the dispatch that poisoned it, landed or not
@@ -54,6 +58,14 @@ struct Branch {
     std::vector<Token> grammar_taken;  // what it was fed since
     Biases bias, steer;
     pyl_metrics metrics{sizeof(pyl_metrics), PYL_METRICS_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+};
+
+// One prompt on its way into one branch.
+struct PromptItem {
+    pyl_branch branch;
+    std::shared_ptr<const Prompt> prompt;
+    uint32_t n_segments_landed = 0, n_cells_landed = 0;
+    std::optional<Error> error;
 };
 
 class Store {
@@ -111,6 +123,8 @@ public:
     Priors priors(pyl_branch branch, std::span<Token> tokens, float * log_probs);
     void score(pyl_branch source, std::span<const std::span<const Token>> prompts, std::span<const Token> ids, float * out);
     void prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches);
+    // Refuses all of it, or tells of each item what became of it.
+    void decode_prompts(std::span<PromptItem> items);
     void sample(std::span<const pyl_branch> branches, Token * tokens);
     void commit(std::span<const pyl_branch> branches, const Token * tokens);
     void tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens);
@@ -130,7 +144,10 @@ private:
     void release(uint32_t slot, bool clear_cache) noexcept;
     void unlink(uint32_t slot) noexcept;
     void save_rows(std::span<Branch * const> replaced);
-    int32_t dispatch();
+    template <typename Decode>
+    int32_t run(Decode && decode, size_t n_rows);
+    void decode_rows(Branch & branch, const Segment & segment, const float * rows, bool landed_any);
+    void decode_prompt(Branch & branch, PromptItem & item);
     void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed);
     void land_together(std::span<Branch * const> branches, const Token * tokens);
     Token draw(Branch & branch);
@@ -148,6 +165,7 @@ private:
     uint32_t cells_used_ = 0;
     uint64_t born_ = 0;
     Batch batch_;
+    RowBatch row_batch_;
     SamplerScratch scratch_;
     std::vector<pyl_metrics> measured_;  // of the branches of a dispatch, were it to land
 
@@ -160,6 +178,24 @@ private:
     pyl_pressure published_{};
     pyl_pressure live_{};
 };
+
+// What a failed dispatch is called, and what became of the state.
+Error decode_error(int32_t rc, bool partial);
+
+template <typename Decode>
+int32_t Store::run(Decode && decode, size_t n_rows) {
+    const auto start = std::chrono::steady_clock::now();
+    int32_t rc = -3;
+    try {
+        rc = decode();
+    } catch (const std::exception &) {
+        // Out of memory inside the engine: rows may have landed, as after any other failure of its own.
+    }
+    live_.decode_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    live_.n_dispatches++;
+    if (rc == 0) live_.n_tokens_decoded += n_rows;
+    return rc;
+}
 
 // Objects alive in this process, for leak tests.
 struct LiveCounts {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,6 +35,16 @@ struct Batch {
     size_t size() const { return token.size(); }
     void clear() { token.clear(), pos.clear(), seq.clear(), output.clear(); }
     void add(Token t, Pos p, Seq s, bool wants_logits) { token.push_back(t), pos.push_back(p), seq.push_back(s), output.push_back(wants_logits); }
+};
+
+// Rows of an encoder for one sequence, in one dispatch; the last one's logits are wanted or not.
+struct RowBatch {
+    const float * rows = nullptr;  // n * n_embd_inp
+    size_t n = 0;
+    std::vector<Pos> pos;  // n, or four sections of n
+    Seq seq = -1;
+    bool is_non_causal = false;
+    bool wants_logits = false;
 };
 
 // The state of one grammar on one branch.
@@ -68,6 +79,7 @@ public:
     virtual int32_t flash_attn() const = 0;
     // 0 ok; 1 no room and -1 invalid: undone, earlier logits still stand; 2 aborted and < -1 fatal: rows may have landed.
     virtual int32_t decode(const Batch & batch) = 0;
+    virtual int32_t decode_rows(const RowBatch & batch) = 0;  // the same codes
     // Logits of the i-th row that asked for them in the last decode, valid until the next.
     virtual const float * logits(size_t i) const = 0;
     virtual void seq_copy(Seq from, Seq to) = 0;  // whole range, in a unified cache: no cell moves
@@ -104,6 +116,45 @@ struct ModelParams {
     auto operator<=>(const ModelParams &) const = default;
 };
 
+struct ProjectorParams {
+    uint32_t n_threads = 1;
+    bool use_gpu = false;
+    int32_t flash_attn = PYL_FLASH_ATTN_AUTO;
+    uint32_t image_min_tokens = 0, image_max_tokens = 0;
+    uint64_t cache_bytes = 0;
+};
+
+class Model;
+class Prompt;
+
+// One part of a prompt, with memory of its own.
+struct Part {
+    int32_t kind = PYL_PART_TEXT;
+    std::string text;
+    std::vector<Token> tokens;
+    std::vector<uint8_t> rgb;
+    std::vector<float> samples;
+    uint64_t n = 0;  // samples of a sound, also of a placeholder's
+    uint32_t width = 0, height = 0, flags = 0;
+    bool is_frame = false, is_non_causal = false;
+    int32_t n_pos = 0;
+    std::vector<Pos> positions;
+    std::string id;
+
+    bool is_media() const { return kind == PYL_PART_IMAGE || kind == PYL_PART_AUDIO; }
+    bool is_placeholder() const { return kind == PYL_PART_IMAGE ? rgb.empty() : kind == PYL_PART_AUDIO && samples.empty(); }
+};
+
+// An encoder of pictures or sound. Thread-safe; one encode at a time.
+class Projector {
+public:
+    virtual ~Projector() = default;
+    virtual pyl_projector_info info() const = 0;
+    virtual const std::shared_ptr<const Model> & model() const = 0;
+    // TEXT, IMAGE and AUDIO parts to segments. `self` is kept by the prompt.
+    virtual std::shared_ptr<Prompt> lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const = 0;
+};
+
 // What a saved branch has to agree with.
 struct ModelIdentity {
     std::string engine;  // name and commit
@@ -128,6 +179,8 @@ public:
     virtual std::string chat_render(std::string_view request) const = 0;  // JSON to JSON
     virtual ModelIdentity identity() const = 0;
     virtual std::unique_ptr<Context> open(const ContextParams & params) const = 0;
+    // `self` is this model, kept by the projector.
+    virtual std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams & params) const = 0;
     virtual std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const = 0;
 };
 

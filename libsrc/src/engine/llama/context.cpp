@@ -67,6 +67,27 @@ public:
         if (rc == 0) logits_ = llama_get_logits(run_.context.get());
         return rc;
     }
+    int32_t decode_rows(const RowBatch & batch) override {
+        row_outputs_.assign(batch.n, 0);
+        row_outputs_.back() = batch.wants_logits;
+        Seq seq = batch.seq;
+        for (size_t i = 0; i < batch.n; i++) seq_at_[i] = &seq;
+        const llama_batch raw{static_cast<int32_t>(batch.n), nullptr, const_cast<float *>(batch.rows), const_cast<Pos *>(batch.pos.data()), one_.data(), seq_at_.data(), row_outputs_.data()};
+        int32_t rc = -3;
+        if (batch.is_non_causal) llama_set_causal_attn(run_.context.get(), false);
+        try {
+            rc = llama_decode(run_.context.get(), raw);
+            if (rc == 1 && window_) {
+                trim();
+                rc = llama_decode(run_.context.get(), raw);
+            }
+        } catch (const std::exception & error) {
+            log_add(LogLevel::error, std::string("decode threw: ") + error.what());
+        }
+        if (batch.is_non_causal) llama_set_causal_attn(run_.context.get(), true);  // what every other dispatch of ours has
+        if (rc == 0) logits_ = llama_get_logits(run_.context.get());
+        return rc;
+    }
     const float * logits(size_t i) const override { return logits_ + i * n_vocab_; }
 
     void seq_copy(Seq from, Seq to) override { llama_memory_seq_cp(memory(), from, to, -1, -1); }
@@ -114,6 +135,7 @@ private:
     const float * logits_ = nullptr;
     std::vector<int32_t> one_;
     std::vector<llama_seq_id *> seq_at_;
+    std::vector<int8_t> row_outputs_;
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "log.h"
+#include "mtmd.h"
 
 namespace pyl {
 namespace {
@@ -21,6 +22,7 @@ void start() {
     std::call_once(once, [] {
         common_log_set_verbosity_thold(-1);  // its logger would start a thread and print; what matters is checked instead
         llama_log_set(take_log, nullptr);
+        mtmd_log_set(take_log, nullptr);
         llama_backend_init();
     });
 }

@@ -40,6 +40,7 @@ public:
     std::string chat_render(std::string_view request) const override;
     ModelIdentity identity() const override;
     std::unique_ptr<Context> open(const ContextParams & params) const override;
+    std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams & params) const override;
     std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override;
 
     llama_model * raw() const { return model_.get(); }
@@ -55,6 +56,9 @@ private:
     mutable std::mutex chat_mutex_;
     mutable std::map<std::string, std::shared_ptr<ChatTemplates>> chat_;  // by override source; "" is the model's own
 };
+
+// Opens nothing the engine would only half explain; PYL_E_IO or PYL_E_FORMAT.
+void check_gguf_file(const std::string & path);
 
 struct FreeContext {
     void operator()(llama_context * context) const;

@@ -12,7 +12,7 @@
 namespace pyl {
 
 // Opens nothing the engine would only half explain: a missing file, a folder, or something that is not GGUF.
-static void check_file(const std::string & path) {
+void check_gguf_file(const std::string & path) {
     std::error_code ignored;
     if (std::filesystem::is_directory(path_of(path), ignored)) throw Error(PYL_E_IO, path + " is a folder, not a model file");
     std::ifstream file(path_of(path), std::ios::binary);
@@ -65,7 +65,7 @@ static uint8_t flags_of(const llama_vocab * vocab, Token token) {
 }
 
 LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : params_(params), name_(path_of(path).filename().string()) {
-    check_file(path);
+    check_gguf_file(path);
     fingerprint_ = fingerprint_of(path);
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers = params.n_gpu_layers;

@@ -3,7 +3,11 @@
 // the kernel's books are right. It can be told to fail at a given decode, to test what is left behind.
 //
 //   stub:n_vocab=300;n_ctx_train=4096;fail_at=3;fail_rc=-2;fail_rows=1;spin_us=0
+//
+// Its projector sees a picture as blocks of 8 by 8 pixels, a row for each, and a sound as rows of 100 samples: with mrope=1 a
+// picture stands at one time in rows and columns, with merge=2 two frames share their rows, with non_causal=1 rows see each other.
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cmath>
@@ -13,6 +17,7 @@
 #include "core/bytes.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
+#include "core/prompt.hpp"
 #include "core/store.hpp"
 #include "engine/engine.hpp"
 
@@ -21,6 +26,7 @@ namespace {
 
 constexpr Token bos = 256, eos = 257, eot = 258;
 constexpr int64_t min_vocab = 260;
+constexpr size_t n_embd = 4;
 
 struct Options {
     int64_t n_vocab = 300;
@@ -29,12 +35,15 @@ struct Options {
     int64_t fail_rc = -2;
     int64_t fail_rows = 0;  // rows that land before it does
     int64_t spin_us = 0;    // time one decode takes
+    int64_t mrope = 0, merge = 1, non_causal = 0;
+    int64_t encode_fail_at = 0;  // the n-th encode of a projector fails
 };
 
 Options parse_options(std::string_view text) {
     Options options;
     const std::map<std::string_view, int64_t *> known{{"n_vocab", &options.n_vocab}, {"n_ctx_train", &options.n_ctx_train}, {"fail_at", &options.fail_at}, {"fail_rc", &options.fail_rc},
-                                                      {"fail_rows", &options.fail_rows}, {"spin_us", &options.spin_us}};
+                                                      {"fail_rows", &options.fail_rows}, {"spin_us", &options.spin_us},
+                                                      {"mrope", &options.mrope}, {"merge", &options.merge}, {"non_causal", &options.non_causal}, {"encode_fail_at", &options.encode_fail_at}};
     while (!text.empty()) {
         const std::string_view item = text.substr(0, text.find(';'));
         text.remove_prefix(std::min(text.size(), item.size() + 1));
@@ -89,6 +98,25 @@ public:
         return 0;
     }
 
+    int32_t decode_rows(const RowBatch & batch) override {
+        n_decodes_++;
+        const bool fails = options_.fail_at > 0 && n_decodes_ == options_.fail_at;
+        if (fails && (options_.fail_rc == 1 || options_.fail_rc == -1)) return static_cast<int32_t>(options_.fail_rc);
+        if (batch.n == 0 || batch.n > params_.n_batch) return -1;
+        if (static_cast<size_t>(std::count_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); })) < batch.n) return 1;
+        for (size_t i = 0; i < batch.n; i++) {
+            if (fails && static_cast<int64_t>(i) >= options_.fail_rows) return static_cast<int32_t>(options_.fail_rc);
+            uint64_t seen = checksum({reinterpret_cast<const char *>(batch.rows + i * n_embd), n_embd * sizeof(float)});
+            for (size_t at = batch.n + i; at < batch.pos.size(); at += batch.n) seen = mix(seen ^ static_cast<uint32_t>(batch.pos[at]));  // row and column
+            const auto cell = std::find_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); });
+            *cell = {static_cast<Token>(mix(seen) >> 33 | 1u << 30), batch.pos[i], {batch.seq}};
+        }
+        if (fails) return static_cast<int32_t>(options_.fail_rc);
+        if (!batch.wants_logits) return 0;
+        rows_.assign(static_cast<size_t>(options_.n_vocab), 0.0f);
+        fill(0, batch.seq, batch.pos[batch.n - 1]);
+        return 0;
+    }
     const float * logits(size_t i) const override { return rows_.data() + i * static_cast<size_t>(options_.n_vocab); }
 
     void seq_copy(Seq from, Seq to) override {
@@ -149,6 +177,88 @@ private:
     int64_t n_decodes_ = 0;
 };
 
+class StubPrompt;
+
+class StubProjector final : public Projector {
+public:
+    StubProjector(const Options & options, std::shared_ptr<const Model> model) : options_(options), model_(std::move(model)) {}
+
+    pyl_projector_info info() const override {
+        return {sizeof(pyl_projector_info), 1, 1, 16000, n_embd, options_.mrope != 0, options_.non_causal != 0, static_cast<int32_t>(options_.merge), n_encodes_, 0, 0, 0.0};
+    }
+    const std::shared_ptr<const Model> & model() const override { return model_; }
+    std::shared_ptr<Prompt> lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const override;
+    void encode(std::span<const Part> parts, const Segment & segment, std::vector<float> & rows) const;
+
+private:
+    Options options_;
+    std::shared_ptr<const Model> model_;
+    mutable std::atomic<uint64_t> n_encodes_{0};
+};
+
+class StubPrompt final : public Prompt {
+public:
+    StubPrompt(std::shared_ptr<const StubProjector> projector, std::vector<Segment> segments, std::vector<Part> parts)
+        : Prompt(projector->model(), std::move(segments), true), projector_(std::move(projector)), parts_(std::move(parts)) {}
+    void with_rows(size_t segment, const std::function<void(const float *)> & use) const override {
+        std::vector<float> rows;
+        projector_->encode(parts_, segments()[segment], rows);
+        use(rows.data());
+    }
+
+private:
+    std::shared_ptr<const StubProjector> projector_;
+    std::vector<Part> parts_;
+};
+
+std::shared_ptr<Prompt> StubProjector::lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const {
+    std::vector<Segment> segments;
+    for (size_t i = 0; i < parts.size(); i++) {
+        const Part & part = parts[i];
+        Segment s;
+        s.part = static_cast<uint32_t>(i);
+        if (part.kind == PYL_PART_TEXT) {
+            s.tokens = model_->tokenize(part.text, part.flags);
+            if (!s.tokens.empty()) segments.push_back(std::move(s));
+            continue;
+        }
+        const uint32_t nx = part.kind == PYL_PART_IMAGE ? (part.width + 7) / 8 : static_cast<uint32_t>((part.n + 99) / 100), ny = part.kind == PYL_PART_IMAGE ? (part.height + 7) / 8 : 1;
+        const bool grid = options_.mrope && part.kind == PYL_PART_IMAGE;
+        s.n_rows = nx * ny;
+        s.n_pos = static_cast<int32_t>(grid ? std::max(nx, ny) : s.n_rows);
+        s.is_non_causal = options_.non_causal && part.kind == PYL_PART_IMAGE;
+        for (uint32_t section = 0; section < (options_.mrope ? 4u : 1u); section++) {
+            for (uint32_t r = 0; r < s.n_rows; r++) s.places.push_back({static_cast<int32_t>(!grid ? r : section == 1 ? r / nx : section == 2 ? r % nx : 0), !grid || section < 3});
+        }
+        if (options_.merge == 2 && part.is_frame && i + 1 < parts.size() && parts[i + 1].is_frame && parts[i + 1].width == part.width && parts[i + 1].height == part.height) s.n_parts = 2, i++;
+        segments.push_back(std::move(s));
+    }
+    return std::make_shared<StubPrompt>(std::static_pointer_cast<const StubProjector>(self), std::move(segments), std::move(parts));
+}
+
+void StubProjector::encode(std::span<const Part> parts, const Segment & segment, std::vector<float> & rows) const {
+    if (++n_encodes_ == static_cast<uint64_t>(options_.encode_fail_at)) throw Error(PYL_E_MEDIA, "the stub projector was told to fail");
+    rows.resize(segment.n_rows * n_embd);
+    for (uint32_t r = 0; r < segment.n_rows; r++) {
+        uint64_t seen = 0;
+        for (uint32_t p = 0; p < segment.n_parts; p++) {
+            const Part & part = parts[segment.part + p];
+            const uint32_t nx = part.kind == PYL_PART_IMAGE ? (part.width + 7) / 8 : segment.n_rows;
+            if (part.kind == PYL_PART_AUDIO) {
+                for (size_t k = r * 100; k < std::min<size_t>(part.samples.size(), r * 100 + 100); k++) seen = mix(seen ^ static_cast<uint64_t>(part.samples[k] * 32768.0f));
+            } else {
+                for (uint32_t y = r / nx * 8; y < std::min(part.height, r / nx * 8 + 8); y++) {
+                    for (uint32_t x = r % nx * 8; x < std::min(part.width, r % nx * 8 + 8); x++) {
+                        for (size_t c = 0; c < 3; c++) seen = mix(seen ^ part.rgb[(static_cast<size_t>(y) * part.width + x) * 3 + c]);
+                    }
+                }
+            }
+            seen = mix(seen + p + 1);
+        }
+        for (size_t k = 0; k < n_embd; k++) rows[r * n_embd + k] = static_cast<float>(mix(seen + k) >> 40) * (1.0f / 16777216.0f);
+    }
+}
+
 // Vectors that are a hash of a text's tokens and places: another packing of texts must not change them.
 class StubEmbedder final : public EmbedContext {
 public:
@@ -203,6 +313,7 @@ public:
         info_.n_vocab = static_cast<int32_t>(options.n_vocab);
         info_.n_ctx_train = static_cast<int32_t>(options.n_ctx_train);
         info_.vocab_type = PYL_VOCAB_OTHER;
+        info_.n_embd = info_.n_embd_inp = n_embd;
         info_.has_decoder = info_.add_bos = 1;
         info_.bos = bos, info_.eos = eos, info_.eot = eot, info_.sep = -1, info_.nl = '\n', info_.pad = -1;
     }
@@ -248,6 +359,10 @@ public:
     std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override {
         if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
         return std::make_unique<StubEmbedder>(options_, params.pooling);
+    }
+    std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams &) const override {
+        if (path != "stub:") throw Error(PYL_E_PROJECTOR, "the stub model has the projector \"stub:\" and no other");
+        return std::make_shared<StubProjector>(options_, std::move(self));
     }
     ModelIdentity identity() const override { return {"stub 1", "stub of " + std::to_string(options_.n_vocab), static_cast<uint64_t>(options_.n_vocab)}; }
 

@@ -1,0 +1,307 @@
+// Pictures and sound through mtmd. A prompt is laid out with placeholders, which give exact counts without a pixel; when a stretch of
+// rows is wanted, its pictures alone are prepared and encoded. So a long clip costs its pixels and one frame's preparation.
+#include <algorithm>
+#include <chrono>
+#include <list>
+
+#include "core/prompt.hpp"
+#include "core/registry.hpp"
+#include "engine/llama/llama_parts.hpp"
+#include "gguf.h"
+#include "mtmd.h"
+
+namespace pyl {
+
+namespace {
+
+struct FreeGguf {
+    void operator()(gguf_context * context) const { gguf_free(context); }
+};
+
+// What the file says of itself, before any of it is loaded.
+struct ProjectorHeader {
+    std::string type;
+    int64_t width = 0;  // of its rows, when the file says
+    std::string width_key;
+    bool has_vision = false, has_audio = false;
+};
+
+ProjectorHeader read_header(const std::string & path) {
+    check_gguf_file(path);
+    const LogCapture log;
+    const std::unique_ptr<gguf_context, FreeGguf> file(gguf_init_from_file(path.c_str(), {true, nullptr}));
+    if (!file) throw Error(PYL_E_FORMAT, "cannot read the header of " + path + ": " + log.words("the engine gave no reason"));
+    const auto text = [&](const char * key) {
+        const int64_t id = gguf_find_key(file.get(), key);
+        return id >= 0 && gguf_get_kv_type(file.get(), id) == GGUF_TYPE_STRING ? std::string(gguf_get_val_str(file.get(), id)) : std::string();
+    };
+    const auto truth = [&](const char * key) {
+        const int64_t id = gguf_find_key(file.get(), key);
+        return id >= 0 && gguf_get_kv_type(file.get(), id) == GGUF_TYPE_BOOL && gguf_get_val_bool(file.get(), id);
+    };
+    if (const std::string arch = text("general.architecture"); arch != "clip") throw Error(PYL_E_PROJECTOR, path + " is no projector: its general.architecture is '" + arch + "', not 'clip'");
+    ProjectorHeader out;
+    for (const char * key : {"clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type"}) {
+        if (out.type.empty()) out.type = text(key);
+    }
+    out.has_vision = truth("clip.has_vision_encoder"), out.has_audio = truth("clip.has_audio_encoder");
+    for (const char * key : {"clip.vision.projection_dim", "clip.audio.projection_dim"}) {
+        const int64_t id = gguf_find_key(file.get(), key);
+        if (out.width == 0 && id >= 0 && gguf_get_kv_type(file.get(), id) == GGUF_TYPE_UINT32) out.width = gguf_get_val_u32(file.get(), id), out.width_key = key;
+    }
+    return out;
+}
+
+class LlamaProjector;
+
+// Encoded rows by content, the least recently used first to go.
+class RowCache {
+public:
+    explicit RowCache(uint64_t limit_bytes) : limit_(limit_bytes) {}
+    std::shared_ptr<const std::vector<float>> find(const std::string & key) {
+        const auto found = at_.find(key);
+        if (found == at_.end()) return nullptr;
+        order_.splice(order_.end(), order_, found->second);
+        return found->second->second;
+    }
+    void add(const std::string & key, std::shared_ptr<const std::vector<float>> rows) {
+        const uint64_t bytes = rows->size() * sizeof(float);
+        if (bytes > limit_ || at_.contains(key)) return;
+        while (bytes_ + bytes > limit_) {
+            bytes_ -= order_.front().second->size() * sizeof(float);
+            at_.erase(order_.front().first);
+            order_.pop_front();
+        }
+        order_.emplace_back(key, std::move(rows));
+        at_[key] = std::prev(order_.end());
+        bytes_ += bytes;
+    }
+    uint64_t bytes() const { return bytes_; }
+
+private:
+    uint64_t limit_, bytes_ = 0;
+    std::list<std::pair<std::string, std::shared_ptr<const std::vector<float>>>> order_;
+    std::map<std::string, decltype(order_)::iterator> at_;
+};
+
+struct Block {
+    size_t ordinal;  // which of the part's blocks: tiling projectors make several of one picture
+};
+
+class LlamaProjector final : public Projector {
+public:
+    LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged)
+        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), n_frames_merged_(n_frames_merged) {}
+
+    pyl_projector_info info() const override {
+        const std::scoped_lock lock(mutex_);
+        const mtmd_context * c = context_.get();
+        return {sizeof(pyl_projector_info), mtmd_support_vision(c), mtmd_support_audio(c), std::max(0, mtmd_get_audio_sample_rate(c)), model_->info().n_embd_inp, mtmd_decode_use_mrope(c), mtmd_decode_use_non_causal(c, nullptr),
+                n_frames_merged_, n_encodes_, n_cache_hits_, cache_.bytes(), encode_s_};
+    }
+    const std::shared_ptr<const Model> & model() const override { return model_; }
+    std::shared_ptr<Prompt> lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const override;
+
+    // The chunks of these parts, with their pixels or as placeholders.
+    mtmd::input_chunks_ptr chunks_of(std::span<const Part> parts, bool with_content) const;
+    std::shared_ptr<const std::vector<float>> encode(std::span<const Part> parts, size_t ordinal, const Segment & segment) const;
+
+private:
+    std::shared_ptr<const Model> model_;
+    mtmd::context_ptr context_;
+    mutable std::mutex mutex_;  // the encoder has one output buffer
+    mutable RowCache cache_;
+    int n_frames_merged_;
+    mutable uint64_t n_encodes_ = 0, n_cache_hits_ = 0;
+    mutable double encode_s_ = 0;
+};
+
+class LlamaPrompt final : public Prompt {
+public:
+    LlamaPrompt(std::shared_ptr<const LlamaProjector> projector, std::vector<Segment> segments, std::vector<Block> blocks, std::vector<Part> parts, bool is_decodable)
+        : Prompt(projector->model(), std::move(segments), is_decodable), projector_(std::move(projector)), blocks_(std::move(blocks)), parts_(std::move(parts)) {}
+    void with_rows(size_t segment, const std::function<void(const float *)> & use) const override {
+        const Segment & s = segments()[segment];
+        const auto rows = projector_->encode(std::span(parts_).subspan(s.part, s.n_parts), blocks_[segment].ordinal, s);
+        use(rows->data());
+    }
+
+private:
+    std::shared_ptr<const LlamaProjector> projector_;
+    std::vector<Block> blocks_;
+    std::vector<Part> parts_;
+};
+
+mtmd::input_chunks_ptr LlamaProjector::chunks_of(std::span<const Part> parts, bool with_content) const {
+    std::vector<mtmd_input_text> texts(parts.size());
+    std::vector<mtmd::bitmap_ptr> bitmaps(parts.size());
+    std::vector<mtmd_input_part> raw(parts.size());
+    std::vector<const mtmd_input_part *> pointers;
+    for (size_t i = 0; i < parts.size(); i++) {
+        const Part & part = parts[i];
+        if (part.kind == PYL_PART_TEXT) {
+            texts[i] = {part.text.data(), part.text.size(), false, (part.flags & PYL_TOKENIZE_PARSE_SPECIAL) != 0};
+            raw[i].text = &texts[i];
+        } else {
+            bitmaps[i].reset(part.kind == PYL_PART_IMAGE ? mtmd_bitmap_init(part.width, part.height, with_content ? part.rgb.data() : nullptr)
+                                                         : mtmd_bitmap_init_from_audio(part.n, with_content ? part.samples.data() : nullptr));
+            mtmd_bitmap_set_id(bitmaps[i].get(), std::to_string(i).c_str());  // says which part a chunk came from
+            mtmd_bitmap_set_mergeable(bitmaps[i].get(), part.is_frame);
+            raw[i].bitmap = bitmaps[i].get();
+        }
+        pointers.push_back(&raw[i]);
+    }
+    mtmd::input_chunks_ptr out(mtmd_input_chunks_init());
+    const LogCapture log;
+    if (mtmd_tokenize_from_parts(context_.get(), out.get(), pointers.data(), pointers.size(), false) != 0) throw Error(PYL_E_MEDIA, "a picture or sound cannot be prepared: " + log.words("the engine gave no reason"));
+    return out;
+}
+
+std::vector<Place> places_of(const mtmd_input_chunk * chunk, bool is_mrope) {
+    const size_t n = mtmd_input_chunk_get_n_tokens(chunk);
+    std::vector<Place> out((is_mrope ? 4 : 1) * n);
+    const mtmd_image_tokens * image = is_mrope ? mtmd_input_chunk_get_tokens_image(chunk) : nullptr;
+    for (size_t i = 0; i < n; i++) {
+        if (!image) {
+            for (size_t at = i; at < out.size(); at += n) out[at] = {static_cast<int32_t>(i), true};
+            continue;
+        }
+        // Some models count rows and columns from 0 wherever the picture stands: asked at two places, they tell which.
+        constexpr llama_pos elsewhere = 1000;
+        const mtmd_decoder_pos here = mtmd_image_tokens_get_decoder_pos(image, 0, i), there = mtmd_image_tokens_get_decoder_pos(image, elsewhere, i);
+        const uint32_t a[4] = {here.t, here.y, here.x, here.z}, b[4] = {there.t, there.y, there.x, there.z};
+        for (size_t section = 0; section < 4; section++) out[section * n + i] = {static_cast<int32_t>(a[section]), b[section] == a[section] + elsewhere};
+    }
+    return out;
+}
+
+std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const {
+    bool is_decodable = true;
+    for (size_t i = 0; i < parts.size(); i++) {
+        const Part & part = parts[i];
+        is_decodable &= !part.is_placeholder();
+        if (part.kind == PYL_PART_IMAGE && !mtmd_support_vision(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not see").at(i);
+        if (part.kind == PYL_PART_AUDIO && !mtmd_support_audio(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not hear").at(i);
+    }
+    const mtmd::input_chunks_ptr chunks = chunks_of(parts, false);
+    const bool is_mrope = mtmd_decode_use_mrope(context_.get());
+    std::vector<Segment> segments;
+    std::vector<Block> blocks;
+    for (size_t k = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
+        const mtmd_input_chunk * chunk = mtmd_input_chunks_get(chunks.get(), k);
+        Segment s;
+        size_t ordinal = 0;
+        if (mtmd_input_chunk_get_type(chunk) == MTMD_INPUT_CHUNK_TYPE_TEXT) {
+            size_t n = 0;
+            const llama_token * tokens = mtmd_input_chunk_get_tokens_text(chunk, &n);
+            s.tokens.assign(tokens, tokens + n);
+            s.part = segments.empty() ? 0 : segments.back().part;
+            if (n == 0) continue;
+        } else {
+            s.part = static_cast<uint32_t>(std::stoul(mtmd_input_chunk_get_id(chunk)));
+            for (size_t b = segments.size(); b-- > 0;) {
+                if (segments[b].is_text()) continue;
+                if (segments[b].part == s.part) ordinal = blocks[b].ordinal + 1;
+                break;
+            }
+            s.n_rows = static_cast<uint32_t>(mtmd_input_chunk_get_n_tokens(chunk));
+            s.n_pos = mtmd_input_chunk_get_n_pos(chunk);
+            s.is_non_causal = mtmd_decode_use_non_causal(context_.get(), chunk);
+            s.places = places_of(chunk, is_mrope);
+            if (s.n_rows == 0 || s.n_pos < 1) throw Error(PYL_E_MEDIA, "a picture or sound takes no rows").at(s.part);
+        }
+        segments.push_back(std::move(s));
+        blocks.push_back({ordinal});
+    }
+    // A medium that heads no block was merged into the one before it.
+    for (size_t i = 0; i < parts.size(); i++) {
+        if (!parts[i].is_media()) continue;
+        bool heads = false;
+        Segment * before = nullptr;
+        for (Segment & s : segments) {
+            if (s.is_text()) continue;
+            heads |= s.part == i;
+            if (s.part < i) before = &s;
+        }
+        if (heads) continue;
+        if (!before || before->part + 1 != i || !parts[i].is_frame) throw Error(PYL_E_MEDIA, "a picture or sound was left out by the engine").at(i);
+        before->n_parts = 2;
+    }
+    return std::make_shared<LlamaPrompt>(std::static_pointer_cast<const LlamaProjector>(self), std::move(segments), std::move(blocks), std::move(parts), is_decodable);
+}
+
+std::shared_ptr<const std::vector<float>> LlamaProjector::encode(std::span<const Part> parts, size_t ordinal, const Segment & segment) const {
+    const std::scoped_lock lock(mutex_);
+    std::string key;
+    for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + part.id + "|";
+    if (!key.empty()) {
+        key += std::to_string(ordinal);
+        if (auto found = cache_.find(key)) {
+            n_cache_hits_++;
+            return found;
+        }
+    }
+    const mtmd::input_chunks_ptr chunks = chunks_of(parts, true);
+    const mtmd_input_chunk * chunk = nullptr;
+    for (size_t k = 0, media = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
+        const mtmd_input_chunk * one = mtmd_input_chunks_get(chunks.get(), k);
+        if (mtmd_input_chunk_get_type(one) != MTMD_INPUT_CHUNK_TYPE_TEXT && media++ == ordinal) chunk = one;
+    }
+    if (!chunk || mtmd_input_chunk_get_n_tokens(chunk) != segment.n_rows) throw Error(PYL_E_MEDIA, "the engine lays a picture out differently alone than in its prompt; this projector is not supported");
+    const auto start = std::chrono::steady_clock::now();
+    const LogCapture log;
+    const int32_t rc = mtmd_encode_chunk(context_.get(), chunk);
+    encode_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    n_encodes_++;
+    if (rc != 0) throw Error(PYL_E_MEDIA, "a picture or sound cannot be encoded: " + log.words("the engine gave no reason")).from_engine(rc);
+    const float * data = mtmd_get_output_embd(context_.get());
+    auto rows = std::make_shared<const std::vector<float>>(data, data + static_cast<size_t>(segment.n_rows) * static_cast<size_t>(model_->info().n_embd_inp));
+    if (!key.empty()) cache_.add(key, rows);
+    return rows;
+}
+
+}  // namespace
+
+std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams & params) const {
+    if (params_.vocab_only) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
+    const ProjectorHeader header = read_header(path);
+    // Encoders with deep stacks give rows several times as wide as they say; the engine itself compares the width it really makes.
+    if (header.width > 0 && info_.n_embd_inp % header.width != 0) {
+        throw Error(PYL_E_PROJECTOR, "the projector makes rows of " + std::to_string(header.width) + " (" + header.width_key + " of " + path + "), the model reads " + std::to_string(info_.n_embd_inp) + " (" + name_ + ")")
+            .numbers(info_.n_embd_inp, header.width);
+    }
+    mtmd_context_params p = mtmd_context_params_default();
+    p.use_gpu = params.use_gpu;
+    p.print_timings = false;
+    p.n_threads = static_cast<int>(params.n_threads);
+    p.flash_attn_type = params.flash_attn == PYL_FLASH_ATTN_ON ? LLAMA_FLASH_ATTN_TYPE_ENABLED : params.flash_attn == PYL_FLASH_ATTN_OFF ? LLAMA_FLASH_ATTN_TYPE_DISABLED : LLAMA_FLASH_ATTN_TYPE_AUTO;
+    p.warmup = false;
+    if (params.image_min_tokens) p.image_min_tokens = static_cast<int>(params.image_min_tokens);
+    if (params.image_max_tokens) p.image_max_tokens = static_cast<int>(params.image_max_tokens);
+    const LogCapture log;
+    mtmd::context_ptr context(mtmd_init_from_file(path.c_str(), raw(), p));
+    if (!context) {
+        const std::string words = log.words("the engine gave no reason");
+        throw Error(words.find("mismatch") != std::string::npos ? PYL_E_PROJECTOR : PYL_E_FORMAT, "the engine cannot load the projector " + path + " (type '" + header.type + "'): " + words);
+    }
+    // Two frames that share rows take as many as one; asked with placeholders of one size.
+    const mtmd::bitmap_ptr a(mtmd_bitmap_init(64, 64, nullptr)), b(mtmd_bitmap_init(64, 64, nullptr));
+    int merged = 1;
+    if (mtmd_support_vision(context.get())) {
+        mtmd_bitmap_set_id(a.get(), "0"), mtmd_bitmap_set_id(b.get(), "1");
+        mtmd_bitmap_set_mergeable(a.get(), true), mtmd_bitmap_set_mergeable(b.get(), true);
+        const mtmd_input_part one{nullptr, a.get()}, two{nullptr, b.get()};
+        const mtmd_input_part * const both[] = {&one, &two};
+        const mtmd::input_chunks_ptr chunks(mtmd_input_chunks_init());
+        if (mtmd_tokenize_from_parts(context.get(), chunks.get(), both, 2, false) == 0) {
+            merged = 2;
+            for (size_t k = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
+                const char * id = mtmd_input_chunk_get_id(mtmd_input_chunks_get(chunks.get(), k));
+                if (id && std::string(id) == "1") merged = 1;
+            }
+        }
+    }
+    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), params, merged);
+}
+
+}  // namespace pyl

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -121,8 +121,7 @@ def _head(source: ImageSource) -> bytes:
         return bytes(source[:16])
     try:
         if isinstance(source, str | os.PathLike):
-            path: Any = os.fspath(source)
-            with open(path, "rb") as file:
+            with open(cast(Any, source), "rb") as file:
                 return bytes(file.read(16))
         if hasattr(source, "read") and hasattr(source, "seek"):
             head = bytes(source.read(16))

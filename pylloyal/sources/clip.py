@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -116,12 +116,12 @@ def read(source: ImageSource, choice: Choice, max_pixels: int) -> Reel:
         raise errors.MediaDecodeError(f"{name}: {type(error).__name__}: {error}") from error
 
 
-def _head(source: ImageSource) -> bytes:
+def _head(source: Any) -> bytes:
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source[:16])
     try:
         if isinstance(source, str | os.PathLike):
-            with open(cast(Any, source), "rb") as file:
+            with open(source, "rb") as file:
                 return bytes(file.read(16))
         if hasattr(source, "read") and hasattr(source, "seek"):
             head = bytes(source.read(16))

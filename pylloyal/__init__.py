@@ -52,7 +52,15 @@ if TYPE_CHECKING:
     from .kernel.vocab import TextStream as TextStream
     from .kernel.vocab import TokenFlags as TokenFlags
     from .kernel.vocab import Vocab as Vocab
+    from .sources.audio import Audio as Audio
+    from .sources.audio import AudioReport as AudioReport
+    from .sources.embeddings import Embeddings as Embeddings
+    from .sources.image import Image as Image
+    from .sources.image import ImageReport as ImageReport
+    from .sources.notes import read_notes as read_notes
     from .sources.prompt import Prompt as Prompt
+    from .sources.video import ClipReport as ClipReport
+    from .sources.video import Video as Video
 
 _HOME = {
     "PylloyalError": "errors",
@@ -64,7 +72,8 @@ _HOME = {
     "Finish": "kernel.outcomes", "Pressure": "kernel.outcomes", "PromptOutcome": "kernel.outcomes", "StoreStatistics": "kernel.outcomes", "Ticks": "kernel.outcomes",
     **dict.fromkeys(("Part", "PartSource", "PixelPart", "PlaceholderPart", "RowPart", "SoundPart", "TextPart", "TokenPart"), "kernel.parts"),
     "Projector": "kernel.projector", "ProjectorStatistics": "kernel.projector", "Quote": "kernel.projector",
-    "Prompt": "sources.prompt",
+    "Audio": "sources.audio", "AudioReport": "sources.audio", "Embeddings": "sources.embeddings", "Image": "sources.image", "ImageReport": "sources.image",
+    "read_notes": "sources.notes", "Prompt": "sources.prompt", "ClipReport": "sources.video", "Video": "sources.video",
     "Store": "kernel.store",
     "LogLevel": "kernel.system", "describe_saved": "kernel.system", "drain_logs": "kernel.system", "live_objects": "kernel.system", "set_log_level": "kernel.system", "system_info": "kernel.system",
     "TextStream": "kernel.vocab", "TokenFlags": "kernel.vocab", "Vocab": "kernel.vocab",

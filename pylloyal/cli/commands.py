@@ -18,6 +18,7 @@ from .interrupts import Interrupts
 COMMANDS = {
     "ask": "ask one document many questions, read once and answered side by side",
     "info": "what the native library is, and the devices it can use",
+    "media": "pictures and clips as a model would be shown them",
 }
 
 

@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -140,7 +140,7 @@ def _read_animation(source: ImageSource, choice: Choice, max_pixels: int) -> Ree
 
     opened = io.BytesIO(source) if isinstance(source, bytes | bytearray | memoryview) else source
     notes = []
-    with PIL.Image.open(opened) as picture:
+    with PIL.Image.open(cast(Any, opened)) as picture:
         n, kind, size = int(getattr(picture, "n_frames", 1)), picture.format or "", picture.size
         if size[0] * size[1] > max_pixels:
             raise errors.UnsupportedMediaError(f"{name_of(source)}: {size[0]} x {size[1]} pixels, more than max_pixels ({max_pixels})")
@@ -166,7 +166,8 @@ def _read_animation(source: ImageSource, choice: Choice, max_pixels: int) -> Ree
 # -------------------------------------------------------------------------------------------------------------------- videos
 
 
-def _open(source: ImageSource) -> Any:
+def open_container(source: ImageSource) -> Any:
+    """A container of FFmpeg's, for reading; only files and bytes, never an address."""
     import av
 
     opened = io.BytesIO(source) if isinstance(source, bytes | bytearray | memoryview) else os.fspath(source) if isinstance(source, os.PathLike) else source
@@ -209,7 +210,7 @@ def _packets(container: Any, stream: Any, notes: list[str]) -> Iterator[Any]:
 
 def _timetable(source: ImageSource, name: str, max_pixels: int, notes: list[str]) -> tuple[Timetable, list[int], dict[str, Any]]:
     """The timetable, each frame's own time stamp, and facts about the stream."""
-    with _open(source) as container:
+    with open_container(source) as container:
         stream = _stream(container, name, max_pixels)
         base = float(stream.time_base)
         shown: dict[int, tuple[int, bool]] = {}
@@ -271,7 +272,7 @@ def _decode(source: ImageSource, name: str, wanted: Sequence[int], keys: Sequenc
     broken = 0
     for key, stamps in stretches:
         for start in (key, None):
-            with _open(source) as container:
+            with open_container(source) as container:
                 stream = _stream(container, name, max_pixels)
                 if start is not None:
                     try:

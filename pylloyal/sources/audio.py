@@ -1,0 +1,109 @@
+"""Sound, through PyAV: one channel of floats at the rate the projector hears."""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import errors
+from ..kernel.parts import Part, SoundPart
+from ..kernel.projector import Projector
+from .clip import open_container
+from .image import ImageSource, name_of
+
+
+@dataclass(frozen=True, slots=True)
+class AudioReport:
+    """What was decoded.
+
+    Attributes
+    ----------
+    name, codec : str
+    sample_rate : int
+        In the file, in Hz.
+    length_s : float
+        Of what was decoded.
+    n_damaged : int
+        Packets that were skipped.
+    """
+
+    name: str
+    codec: str
+    sample_rate: int
+    length_s: float
+    n_damaged: int
+
+
+class Audio:
+    """Sound for a prompt, from any container FFmpeg knows.
+
+    Parameters
+    ----------
+    source : path, bytes or file object
+    start, end : float
+        The stretch to hear, in seconds from its beginning.
+    max_s : float
+        More than this is refused.
+
+    Raises
+    ------
+    MediaDecodeError, UnsupportedMediaError
+        When the prompt is made: only then is the projector's rate known.
+    """
+
+    def __init__(self, source: ImageSource, *, start: float = 0.0, end: float | None = None, max_s: float = 3600.0) -> None:
+        if start < 0 or (end is not None and end <= start):
+            raise errors.InvalidArgumentError(f"start is {start} and end is {end}; sound begins at 0, and ends after it starts")
+        self.source, self.start, self.end, self.max_s = source, start, end, max_s
+        self.report: AudioReport | None = None
+
+    def parts(self, projector: Projector | None) -> Sequence[Part]:
+        """The sound at the projector's rate."""
+        rate = projector.statistics().sample_rate if projector is not None else 0
+        if not rate:
+            raise errors.ProjectorMismatchError(f"{name_of(self.source)}: there is no projector that hears")
+        samples = self.decode(rate)
+        return [SoundPart(samples, id=hashlib.blake2b(samples.data, digest_size=20).hexdigest())]
+
+    def decode(self, rate: int) -> npt.NDArray[np.float32]:
+        """Float32 samples, mono, shape (n,), at ``rate``."""
+        import av
+
+        name = name_of(self.source)
+        try:
+            with open_container(self.source) as container:
+                if not container.streams.audio:
+                    raise errors.UnsupportedMediaError(f"{name}: no sound in it")
+                stream = container.streams.audio[0]
+                resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+                blocks: list[npt.NDArray[np.float32]] = []
+                n, damaged, most = 0, 0, int(self.max_s * rate)
+                for packet in container.demux(stream):
+                    try:
+                        frames = packet.decode()
+                    except av.FFmpegError:
+                        damaged += 1
+                        continue
+                    for frame in frames:
+                        for part in resampler.resample(frame):
+                            blocks.append(part.to_ndarray().reshape(-1).astype(np.float32))
+                            n += blocks[-1].size
+                    if n > most:
+                        raise errors.UnsupportedMediaError(f"{name}: more than {self.max_s:g} s of sound")
+                blocks += [part.to_ndarray().reshape(-1).astype(np.float32) for part in resampler.resample(None)]
+                codec, own = stream.codec_context.name, stream.codec_context.sample_rate
+        except errors.PylloyalError:
+            raise
+        except FileNotFoundError as error:
+            raise errors.MediaDecodeError(f"{name}: no such file") from error
+        except Exception as error:  # decoders raise whatever comes out of broken bytes
+            raise errors.MediaDecodeError(f"{name}: {type(error).__name__}: {error}") from error
+        samples = np.concatenate(blocks) if blocks else np.empty(0, np.float32)
+        samples = samples[int(self.start * rate) : None if self.end is None else int(self.end * rate)]
+        if not samples.size:
+            raise errors.MediaDecodeError(f"{name}: no sound can be decoded" + (f"; {damaged} packets are damaged" if damaged else ""))
+        self.report = AudioReport(name, codec, own, samples.size / rate, damaged)
+        return np.ascontiguousarray(np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0))

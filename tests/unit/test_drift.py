@@ -220,7 +220,7 @@ MUTANTS = [
     Mutant("rename a parameter", "pyl_log_level(int32_t level);", "pyl_log_level(int32_t lowest);", ("generated",)),
     Mutant("change a parameter's type", "pyl_log_level(int32_t level);", "pyl_log_level(int64_t level);", ("generated",)),
     Mutant("drop a const", "pyl_store_pressure(const pyl_store * store,", "pyl_store_pressure(pyl_store * store,", ("generated",)),
-    Mutant("int32_t to int64_t in a field", "    int32_t engine_rc;", "    int64_t engine_rc;", ("generated", "layout")),
+    Mutant("int32_t to int64_t in a field", "    int32_t engine_rc;    /* the", "    int64_t engine_rc;    /* the", ("generated", "layout")),
     Mutant("uint32_t to int32_t in a field", "    uint32_t n_vocab;\n    const float", "    int32_t n_vocab;\n    const float", ("generated",)),
     Mutant("float to double in a field", "    float top_p; ", "    double top_p; ", ("generated", "layout")),
     Mutant("reorder two fields of the same type", "    int32_t n_layer;\n    int32_t n_head;\n", "    int32_t n_head;\n    int32_t n_layer;\n",
@@ -373,7 +373,7 @@ BASES = {
     "CapacityError": ("PylloyalError",), "ContextOverflowError": ("CapacityError",), "NoLeaseError": ("CapacityError",),
     "InsufficientMemoryError": ("CapacityError", MemoryError), "MetadataError": ("CapacityError", ValueError), "UnknownMemoryError": ("CapacityError",),
     "MediaError": ("PylloyalError", ValueError), "MediaDecodeError": ("MediaError",), "UnsupportedMediaError": ("MediaError",), "MediaCountError": ("MediaError",),
-    "ProjectorMismatchError": ("MediaError",),
+    "ProjectorMismatchError": ("MediaError",), "MediaEncodeError": ("MediaError",),
 }
 CLASSES = {name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, BaseException)}
 

@@ -344,7 +344,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imports(path: Path) -> Iterator[tuple[str, bool, int]]:
-    """(absolute name, whether it is in a function, line) of every import in a file, TYPE_CHECKING blocks included."""
+    """(absolute name, whether it is in a function or for type checkers only, line) of every import in a file."""
     here = ["pylloyal", *path.relative_to(PACKAGE).parent.parts]
 
     def walk(node: ast.AST, inner: bool) -> Iterator[tuple[str, bool, int]]:
@@ -353,7 +353,7 @@ def imports(path: Path) -> Iterator[tuple[str, bool, int]]:
         elif isinstance(node, ast.ImportFrom):
             base = ".".join([*(here[: len(here) - node.level + 1] if node.level else []), *([node.module] if node.module else [])])
             yield from ((f"{base}.{alias.name}", inner, node.lineno) for alias in node.names)
-        inner = inner or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inner = inner or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
         for sub in ast.iter_child_nodes(node):
             yield from walk(sub, inner)
 

@@ -12,11 +12,13 @@ import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .. import errors
 from .commands import UsageError
 from .display import choose
 from .interrupts import Interrupts
+from .media import add_clip_arguments, clip_options
 from .report import Answer, Report
 from .terminal import DIM, Terminal
 
@@ -28,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a GGUF file")
     parser.add_argument("questions", metavar="question", nargs="*", default=[], help="each is answered on a branch of its own")
     parser.add_argument("--document", metavar="F", help="UTF-8 text that comes before every question; - for standard input")
+    parser.add_argument("--mmproj", metavar="P", help="the projector that encodes --image and --video")
+    parser.add_argument("--image", metavar="F", action="append", default=[], help="a picture that comes before every question; may be given again")
+    parser.add_argument("--video", metavar="F", action="append", default=[], help="a clip that comes before every question; may be given again")
+    add_clip_arguments(parser)
     parser.add_argument("--branches", metavar="N", type=_whole(1, MAX_BRANCHES), help="answer the one question N times, with seeds S, S + 1, ...")
     parser.add_argument("--seed", metavar="S", type=_whole(0, 2**64 - 1), help="seed of the first branch; the next one has S + 1 (default: from the operating system)")
     parser.add_argument("--max-tokens", metavar="N", type=count, default=256, help="most tokens of each answer (default: %(default)s)")
@@ -59,7 +65,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
         interrupts.check()
         sampling = Sampling(temperature=0.0 if args.greedy else args.temperature)
-        request = Request(args.model, document, questions, args.system, args.raw, args.max_tokens, sampling, args.context, args.threads)
+        request = Request(args.model, document, questions, args.system, args.raw, args.max_tokens, sampling, args.context, args.threads, args.mmproj, _media(args, interrupts))
         Generation(request, report, display, interrupts.check).run()
     except KeyboardInterrupt:
         report.cancel()
@@ -77,6 +83,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 def _questions(args: argparse.Namespace) -> list[str | None]:
     """One question per branch; None where the document says it all."""
     given: list[str] = args.questions
+    if (args.image or args.video) and args.mmproj is None:
+        raise UsageError("--image and --video need --mmproj, the projector that encodes them")
+    if args.mmproj is not None and not (args.image or args.video):
+        raise UsageError("--mmproj has nothing to encode: give an --image or a --video")
     if not given and args.document is None:
         raise UsageError("nothing to ask: give a question, a --document, or both")
     if len(given) > 1 and args.branches is not None:
@@ -90,6 +100,21 @@ def _questions(args: argparse.Namespace) -> list[str | None]:
     if any("\ud800" <= c <= "\udfff" for text in (*given, args.system or "") for c in text):
         raise UsageError("a question or --system is not UTF-8 text")
     return [*given] if len(given) > 1 else [given[0] if given else None] * (args.branches or 1)
+
+
+def _media(args: argparse.Namespace, interrupts: Interrupts) -> tuple[Any, ...]:
+    """Pictures, then clips, in the order they were given."""
+    from ..sources.image import Image
+    from ..sources.video import Video
+
+    out: list[Any] = []
+    for path in args.image:
+        interrupts.check()
+        out.append(Image(path))
+    for path in args.video:
+        interrupts.check()
+        out.append(Video(path, **clip_options(args)))
+    return tuple(out)
 
 
 def _read(path: str, interrupts: Interrupts) -> str:

@@ -7,14 +7,18 @@ of their own.
 """
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .. import errors
 from .._ffi import capi
 from ..kernel.branch import Branch
 from ..kernel.model import Model
+from ..kernel.parts import PartSource
+from ..kernel.projector import LaidOut, Projector
 from ..kernel.sampling import Sampling
 from ..kernel.store import Store
 from ..kernel.vocab import TextStream
@@ -37,19 +41,27 @@ class Request:
     sampling: Sampling
     context: int | None
     threads: int | None
+    projector: str | None = None
+    media: tuple[PartSource, ...] = ()
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of a prompt, and what its template says about it."""
+    """What a prompt is made of, and what its template says about it.
 
-    tokens: list[int]
+    Attributes
+    ----------
+    atoms : list
+        Tokens, and the media between them.
+    """
+
+    atoms: list[Any]
     stops: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def make_prompt(model: Model, request: Request, question: str | None) -> Prompt:
-    """The prompt of one question, through the model's chat template unless the request is raw.
+def make_prompt(model: Model, request: Request, question: str | None, projector: Projector | None = None) -> Prompt:
+    """The prompt of one question, through the model's chat template unless the request is raw. Media come first, then the document.
 
     Raises
     ------
@@ -58,41 +70,50 @@ def make_prompt(model: Model, request: Request, question: str | None) -> Prompt:
     """
     content = "\n\n".join(part for part in (request.document, question) if part)
     if request.is_raw:
-        return Prompt(model.vocab.encode(content if question is None else content + "\n", add_special=True))
+        atoms: list[Any] = model.vocab.encode(content if question is None else content + "\n", add_special=not request.media)
+        bos = [model.info.bos] if request.media and model.info.add_bos else []
+        return Prompt([*bos, *request.media, *atoms])
     system = [] if request.system is None else [{"role": "system", "content": request.system}]
     try:
+        if projector is not None:
+            from ..sources.chat import chat as render
+
+            media_chat = render(projector, [*system, {"role": "user", "content": [*request.media, *([content] if content else [])]}])
+            return Prompt(list(media_chat.atoms), tuple(media_chat.chat.stops), tuple(media_chat.chat.notes))
         chat = model.chat([*system, {"role": "user", "content": content}])
     except errors.TemplateError as error:
         raise errors.TemplateError(f"{error}; pass --raw to ask in plain text, without a chat template", error.failure) from error
-    return Prompt(chat.tokens(), tuple(chat.stops), tuple(chat.notes))
+    return Prompt(list(chat.tokens()), tuple(chat.stops), tuple(chat.notes))
 
 
-def shared(prompts: list[list[int]]) -> int:
-    """How many tokens all prompts begin with; the least and the greatest tell it for those between."""
-    first, last = min(prompts), max(prompts)
-    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+def shared(prompts: Sequence[Sequence[Any]]) -> int:
+    """How many atoms all prompts begin with."""
+    first, n = prompts[0], min(map(len, prompts))
+    return next((i for i in range(n) if any(prompt[i] != first[i] for prompt in prompts)), n)
 
 
-def admit(prefix: int, rests: Sequence[int], max_tokens: int, context: int | None, n_ctx_train: int) -> int:
+def admit(prefix: int, rests: Sequence[int], max_tokens: int, context: int | None, n_ctx_train: int, positions: int | None = None) -> int:
     """Cells to open a store with, before anything is decoded.
 
     Parameters
     ----------
     prefix : int
-        Tokens that all prompts share.
+        Cells that all prompts share.
     rests : sequence of int
         Tokens of each prompt after those.
     context : int, optional
         Cells the user allows; as many as needed by default.
     n_ctx_train : int
         Positions one branch may reach.
+    positions : int, optional
+        Positions those cells stand at; as many as cells by default.
 
     Raises
     ------
     ContextOverflowError
         With ``need`` and ``have``.
     """
-    longest = prefix + max(rests)
+    longest = (prefix if positions is None else positions) + max(rests)
     if longest + max_tokens > n_ctx_train:
         raise _overflow(longest + max_tokens, n_ctx_train, f"the longest prompt has {longest:,} tokens, and with {max_tokens:,} for its answer it needs {longest + max_tokens:,}; "
                         f"the model was trained for {n_ctx_train:,}: shorten the document, or lower --max-tokens")
@@ -105,6 +126,19 @@ def admit(prefix: int, rests: Sequence[int], max_tokens: int, context: int | Non
 
 def _overflow(need: int, have: int, message: str) -> errors.ContextOverflowError:
     return errors.ContextOverflowError(message, errors.Failure(capi.E_CONTEXT, "unchanged", 0, False, None, need, have, message))
+
+
+def lay_out(projector: Projector, atoms: Sequence[Any]) -> LaidOut:
+    """Tokens and media of a prefix as one prompt."""
+    from ..sources.prompt import Prompt as Laid
+
+    items: list[Any] = []
+    for atom in atoms:
+        if isinstance(atom, int) and items and isinstance(items[-1], list):
+            items[-1].append(atom)
+        else:
+            items.append([atom] if isinstance(atom, int) else atom)
+    return Laid(projector, items, add_special=False)
 
 
 class Generation:
@@ -124,28 +158,42 @@ class Generation:
         request, report = self._request, self._report
         with report.timed("load"):
             model = Model(request.model)
-        with model:
+        with model, contextlib.ExitStack() as stack:
             self._check()
-            made = {question: make_prompt(model, request, question) for question in request.questions}
+            projector = None
+            if request.projector is not None:
+                with report.timed("load"):
+                    projector = stack.enter_context(model.projector(request.projector, n_threads=request.threads))
+            made = {question: make_prompt(model, request, question, projector) for question in request.questions}
             prompts = [made[question] for question in request.questions]
             self._display.notes(sorted({note for prompt in made.values() for note in prompt.notes}))
-            n = shared([prompt.tokens for prompt in made.values()])
-            prefix, rests = prompts[0].tokens[:n], [prompt.tokens[n:] for prompt in prompts]
-            n_ctx = admit(n, [len(rest) for rest in rests], request.max_tokens, request.context, model.info.n_ctx_train)
+            n = shared([prompt.atoms for prompt in made.values()])
+            prefix, rests = prompts[0].atoms[:n], [prompt.atoms[n:] for prompt in prompts]
+            laid, n_batch = None, None
+            cells = positions = n
+            if projector is not None:
+                laid = stack.enter_context(lay_out(projector, prefix))
+                quote = laid.quote()
+                cells, positions, n_batch = quote.n_cells, quote.n_pos, max(512, len(prompts) + 1, quote.max_rows)
+                report.media, report.slack = quote.n_media, quote.slack
+            n_ctx = admit(cells, [len(rest) for rest in rests], request.max_tokens, request.context, model.info.n_ctx_train, positions)
             self._check()
             with report.timed("load"):
-                store = model.store(n_ctx=n_ctx, n_branches=len(prompts) + 1, n_threads=request.threads)
+                store = model.store(n_ctx=n_ctx, n_branches=len(prompts) + 1, n_threads=request.threads, n_batch=n_batch)
             with store:
                 report.n_ctx, report.n_batch = (pressure := store.pressure()).n_ctx, pressure.n_batch
                 try:
-                    self._write(store, self._read(store, prefix, rests), [model.vocab.stream(prompt.stops) for prompt in prompts])
+                    self._write(store, self._read(store, prefix if laid is None else laid, rests), [model.vocab.stream(prompt.stops) for prompt in prompts])
                 finally:
                     report.cells_used = store.pressure().cells_used
+                    if projector is not None:
+                        report.encoder_runs = projector.statistics().n_encodes
 
-    def _read(self, store: Store, prefix: list[int], rests: list[list[int]]) -> list[Branch]:
+    def _read(self, store: Store, prefix: list[int] | LaidOut, rests: list[list[int]]) -> list[Branch]:
         """Decode the prefix, fork it, decode the rest of each prompt."""
         report, display = self._report, self._display
-        total, start = len(prefix) + sum(map(len, rests)), time.perf_counter()
+        length = prefix.quote().n_cells if isinstance(prefix, LaidOut) else len(prefix)
+        total, start = length + sum(map(len, rests)), time.perf_counter()
         read = 0
 
         def prefill(runs: list[tuple[Branch, list[int]]]) -> None:
@@ -169,9 +217,13 @@ class Generation:
             try:
                 self._check()
                 try:
-                    prefill([(root, prefix)])
+                    if isinstance(prefix, LaidOut):
+                        report.prefill_dispatches += root.prefill(prefix)
+                        read = length
+                    else:
+                        prefill([(root, prefix)])
                 finally:
-                    report.prefix_tokens, report.prefix_cells = root.position, store.pressure().cells_used
+                    report.prefix_tokens = report.prefix_cells = store.pressure().cells_used
                 forks = root.fork(len(rests), seed=report.seed)
                 prefill(list(zip(forks, rests, strict=True)))
             finally:

@@ -41,6 +41,9 @@ class Report:
         Cells they take; every fork sees them.
     question_tokens : int
         Tokens after the prefix, of all forks together.
+    media, slack : int
+        Blocks of rows in the prefix, and its cells less its positions.
+    encoder_runs : int
     cells_used, n_ctx : int
         Cells in use at the end (nothing is pruned before), and cells there are.
     """
@@ -57,6 +60,9 @@ class Report:
     cells_used: int = 0
     n_ctx: int = 0
     n_batch: int = 0
+    media: int = 0
+    slack: int = 0
+    encoder_runs: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "prefill": 0.0, "generate": 0.0})
 
     @property

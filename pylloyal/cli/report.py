@@ -105,6 +105,8 @@ class Report:
                 ("finish", ", ".join(f"{count} {finish}" for finish, count in Counter(answer.finish for answer in self.answers).items())),
                 ("seconds", f"load {s['load']:.2f}, prefill {s['prefill']:.2f}, generate {s['generate']:.2f}"),
                 ("seed", str(self.seed))]
+        if self.media:
+            rows.insert(1, ("media", f"{plural(self.media, 'block')} of rows, encoded in {plural(self.encoder_runs, 'run')}; slack {self.slack} cells"))
         if n > 1:
             rows.append(("separately", f"{n} runs would have decoded {self.separate_prefix_tokens:,} prefix tokens (computed: {self.prefix_tokens:,} x {n})"))
         return [f"{name:<12}{value}" for name, value in rows]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .kernel.branch import Branch as Branch
     from .kernel.chat import ChatMessage as ChatMessage
     from .kernel.chat import ChatPrompt as ChatPrompt
+    from .kernel.chat import Continuation as Continuation
     from .kernel.embedder import Embedder as Embedder
     from .kernel.embedder import EmbedderStatistics as EmbedderStatistics
     from .kernel.grammar import Grammar as Grammar
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 _HOME = {
     "PylloyalError": "errors",
     "Branch": "kernel.branch",
-    "ChatMessage": "kernel.chat", "ChatPrompt": "kernel.chat",
+    "ChatMessage": "kernel.chat", "ChatPrompt": "kernel.chat", "Continuation": "kernel.chat",
     "Embedder": "kernel.embedder", "EmbedderStatistics": "kernel.embedder",
     "Grammar": "kernel.grammar", "Model": "kernel.model", "ModelStatistics": "kernel.model", "Sampling": "kernel.sampling",
     "BranchStatistics": "kernel.measures", "Distribution": "kernel.measures", "Level": "kernel.measures", "LogitsView": "kernel.measures", "Metrics": "kernel.measures", "Priors": "kernel.measures",

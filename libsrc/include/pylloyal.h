@@ -248,21 +248,22 @@ PYL_API int32_t pyl_token_flags(const pyl_model * model, const int32_t * tokens,
  *   request  JSON: messages (required; content may be null = empty), tools, tool_choice (auto|required|none),
  *            parallel_tool_calls, add_generation_prompt (default true), continue_final_message (bool), enable_thinking
  *            (default true), reasoning_format (none|auto|deepseek|deepseek-legacy), grammar, template (source
- *            of another template, the caller's own choice), template_kwargs {name: any JSON}, parser (auto|content).
- *            An unknown key is PYL_E_FORMAT.
+ *            of another template, the caller's own choice), template_kwargs {name: any JSON, but no name that has an option
+ *            here}, parser (auto|content). An unknown key is PYL_E_FORMAT, in messages, their parts and calls, and tools too.
  *   out      JSON: prompt, generation_prompt, add_special (true when the prompt is to be tokenised with
  *            PYL_TOKENIZE_ADD_SPECIAL), grammar (pass the whole JSON to pyl_branch_set_chat_grammar), grammar_prefill, grammar_lazy, triggers [{type (word|token|pattern|pattern_full), value, token}],
  *            stops, preserved_tokens, thinking {supported, start, ends}, parser {format, reasoning_format, generation_prompt,
  *            rules}: pass `parser` to pyl_chat_parse; notes [what the engine had to change about the messages].
  *            Owned (pyl_text_free).
  * Never another template: a model without one, one that does not parse, one that raises and one that cannot take what was
- * asked (tools, a lone system message) are PYL_E_TEMPLATE, with the template's own words. Thread: any. */
+ * asked (tools, a lone system message, content that would be lost) are PYL_E_TEMPLATE, with the template's own words. Thread: any. */
 PYL_API int32_t pyl_chat_render(const pyl_model * model, const char * request, size_t n_request, pyl_text ** out);
 
 /* Parses what the model wrote.
  *   request  JSON: text, partial (default false), parser (as pyl_chat_render gave it).
  *   out      JSON: role, content, reasoning_content, tool_calls [{id, type, function {name, arguments}}]. Owned (pyl_text_free).
- * Errors: PYL_E_FORMAT (bad request, or finished text that does not follow the template's format). Thread: any. */
+ * Errors: PYL_E_FORMAT (bad request, or finished text that does not follow the template's format or breaks off in a tool
+ * call). Thread: any. */
 PYL_API int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
 
 /* ------------------------------------------------------------------------------------------------------------ stores -- */

@@ -29,6 +29,21 @@ json parse_json(std::string_view text) {
     }
 }
 
+std::string_view trim(std::string_view text) {
+    constexpr std::string_view space = " \t\r\n\f\v";
+    const size_t first = text.find_first_not_of(space);
+    return first == std::string_view::npos ? std::string_view() : text.substr(first, text.find_last_not_of(space) - first + 1);
+}
+
+bool is_json(const std::string & text) {
+    try {
+        json::parse(text);
+        return true;
+    } catch (const std::exception &) {
+        return false;
+    }
+}
+
 void check_keys(const json & object, const std::set<std::string> & known, const std::string & where) {
     if (!object.is_object()) bad_request(where + " is not an object");
     for (const auto & [key, value] : object.items()) {
@@ -78,9 +93,33 @@ struct Request {
     common_chat_templates_inputs inputs;
     std::string source;
     std::string reasoning_format;
-    bool has_system = false, has_tool_calls = false;
+    bool has_system = false, has_later_system = false, has_tool_calls = false;
     json notes = json::array();
 };
+
+// The engine reads the keys it knows and drops the others without a word.
+void check_message(const json & message, const std::string & where) {
+    check_keys(message, {"role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id"}, where);
+    if (message.contains("content") && message.at("content").is_array()) {
+        for (size_t i = 0; i < message.at("content").size(); i++) check_keys(message.at("content").at(i), {"type", "text"}, where + ".content[" + std::to_string(i) + "]");
+    }
+    if (message.contains("tool_calls") && message.at("tool_calls").is_array()) {
+        for (size_t i = 0; i < message.at("tool_calls").size(); i++) {
+            const std::string place = where + ".tool_calls[" + std::to_string(i) + "]";
+            check_keys(message.at("tool_calls").at(i), {"id", "type", "function"}, place);
+            if (message.at("tool_calls").at(i).contains("function")) check_keys(message.at("tool_calls").at(i).at("function"), {"name", "arguments"}, place + ".function");
+        }
+    }
+}
+
+void check_tools(const json & tools) {
+    if (!tools.is_array()) return;  // the engine's own words are good enough
+    for (size_t i = 0; i < tools.size(); i++) {
+        const std::string place = "tools[" + std::to_string(i) + "]";
+        check_keys(tools.at(i), {"type", "function"}, place);
+        if (tools.at(i).contains("function")) check_keys(tools.at(i).at("function"), {"name", "description", "parameters"}, place + ".function");
+    }
+}
 
 Request read_request(std::string_view text) {
     json body = parse_json(text);
@@ -91,16 +130,20 @@ Request read_request(std::string_view text) {
     json messages = json::array();
     for (size_t i = 0; i < body.at("messages").size(); i++) {
         json message = body.at("messages").at(i);
-        check_keys(message, {"role", "content", "tool_calls", "reasoning_content", "name", "tool_call_id"}, "messages[" + std::to_string(i) + "]");
+        check_message(message, "messages[" + std::to_string(i) + "]");
         if (!message.contains("content") || message.at("content").is_null()) message["content"] = "";
         const std::string role = get_string(message, "role", "");
-        out.has_system |= role == "system" || role == "developer";
+        const bool is_system = role == "system" || role == "developer";
+        out.has_system |= is_system, out.has_later_system |= is_system && i > 0;
         out.has_tool_calls |= role == "tool" || (message.contains("tool_calls") && !message.at("tool_calls").empty());
         messages.push_back(message);
     }
     try {
         out.inputs.messages = common_chat_msgs_parse_oaicompat(messages);
-        if (body.contains("tools")) out.inputs.tools = common_chat_tools_parse_oaicompat(body.at("tools"));
+        if (body.contains("tools")) {
+            check_tools(body.at("tools"));
+            out.inputs.tools = common_chat_tools_parse_oaicompat(body.at("tools"));
+        }
         out.inputs.tool_choice = common_chat_tool_choice_parse_oaicompat(get_string(body, "tool_choice", "auto"));
         out.reasoning_format = get_string(body, "reasoning_format", "none");
         out.inputs.reasoning_format = common_reasoning_format_from_name(out.reasoning_format);
@@ -118,7 +161,17 @@ Request read_request(std::string_view text) {
     if (body.contains("template") && body.at("template").is_string() && out.source.empty()) throw Error(PYL_E_TEMPLATE, "`template` is empty");
     if (body.contains("template_kwargs") && !body.at("template_kwargs").is_null()) {
         if (!body.at("template_kwargs").is_object()) bad_request("template_kwargs is not an object");
-        for (const auto & [key, value] : body.at("template_kwargs").items()) out.inputs.chat_template_kwargs[key] = value.dump();
+        for (const auto & [key, value] : body.at("template_kwargs").items()) {
+            if (key == "messages" || key == "tools" || key == "add_generation_prompt" || key == "enable_thinking") bad_request("template_kwargs sets '" + key + "', which has an option of its own");
+            out.inputs.chat_template_kwargs[key] = value.dump();
+        }
+    }
+    // The engine sets it only to true; a template that takes its absence for a yes would open a turn nobody asked for.
+    out.inputs.chat_template_kwargs["add_generation_prompt"] = "false";
+    if (out.inputs.continue_final_message != COMMON_CHAT_CONTINUATION_NONE) {
+        const auto & last = out.inputs.messages.back();
+        if (last.role != "assistant" || !last.tool_calls.empty()) bad_request("continue_final_message: the last message is not an assistant's, or it has tool calls");
+        if (get_bool(body, "add_generation_prompt", false)) bad_request("continue_final_message and add_generation_prompt contradict each other");
     }
     const std::string parser = get_string(body, "parser", "auto");
     if (parser != "auto" && parser != "content") bad_request("parser is '" + parser + "'; it is auto or content");
@@ -132,6 +185,7 @@ void check_caps(const ChatTemplates & chat, Request & request) {
     if (!request.inputs.tools.empty() && request.inputs.tool_choice != COMMON_CHAT_TOOL_CHOICE_NONE && !can("supports_tools")) throw Error(PYL_E_TEMPLATE, "the chat template does not take tools");
     if (request.has_tool_calls && !can("supports_tool_calls")) throw Error(PYL_E_TEMPLATE, "the chat template does not take tool calls or tool results");
     if (request.has_system && !can("supports_system_role")) {
+        if (request.has_later_system) throw Error(PYL_E_TEMPLATE, "the chat template takes no system message, and one that is not the first cannot be put in front of another");
         if (request.inputs.messages.size() == 1) throw Error(PYL_E_TEMPLATE, "the chat template takes no system message, and there is no other message to put its text into");
         request.notes.push_back(json("the chat template takes no system message: its text was put in front of the next message"));
     }
@@ -157,6 +211,23 @@ common_chat_params apply(const ChatTemplates & chat, Request & request) {
             throw Error(PYL_E_TEMPLATE, std::string("the chat template renders, but no parser could be made for its output (parser: \"content\" does without one): ") + error.what());
         }
         throw Error(PYL_E_TEMPLATE, std::string("the chat template raised: ") + error.what());
+    }
+}
+
+// The engine rearranges messages for some templates, and loses words on the way: a template's own to drop, never its.
+void check_words(const ChatTemplates & chat, const Request & request, const std::string & prompt) {
+    for (size_t i = 0; i < request.inputs.messages.size(); i++) {
+        const auto & message = request.inputs.messages[i];
+        const std::string_view words = trim(message.content);
+        if (message.role != "assistant" || words.empty() || prompt.find(words) != std::string::npos) continue;
+        Request plain = request;
+        plain.inputs.force_pure_content = true;  // the messages as they are
+        try {
+            if (apply(chat, plain).prompt.find(words) == std::string::npos) continue;
+        } catch (const Error &) {
+            continue;  // it takes them in the engine's form alone
+        }
+        throw Error(PYL_E_TEMPLATE, "the content of messages[" + std::to_string(i) + "] would be lost beside its " + (message.reasoning_content.empty() ? "tool calls" : "reasoning_content") + ", in the form the engine gives it for this chat template");
     }
 }
 
@@ -220,10 +291,12 @@ std::string LlamaModel::chat_render(std::string_view text) const {
     }
     check_caps(*chat, request);
     const common_chat_params params = apply(*chat, request);
+    check_words(*chat, request, params.prompt);
     json triggers = json::array();
     for (const auto & t : params.grammar_triggers) {
         json one = json::object();
-        one["type"] = name_of(t.type), one["value"] = t.value, one["token"] = t.token;
+        // Functionary's matches before what its grammar takes, which would then fail on a token that has landed.
+        one["type"] = name_of(t.type), one["value"] = t.value == ">>>(?!all)" ? ">>>((?!all)[\\s\\S])" : t.value, one["token"] = t.token;
         triggers.push_back(one);
     }
     json thinking = json::object();
@@ -256,9 +329,12 @@ std::string llama_chat_parse(std::string_view text) {
     try {
         params.reasoning_format = common_reasoning_format_from_name(get_string(given, "reasoning_format", "none"));
         if (const std::string rules = get_string(given, "rules", ""); !rules.empty()) params.parser.load(rules);
-        const common_chat_msg message = common_chat_parse(get_string(body, "text", ""), get_bool(body, "partial", false), params);
+        const bool is_partial = get_bool(body, "partial", false);
+        const common_chat_msg message = common_chat_parse(get_string(body, "text", ""), is_partial, params);
         json calls = json::array();
         for (const auto & call : message.tool_calls) {
+            // The engine takes a text that breaks off for a finished one.
+            if (!is_partial && !is_json(call.arguments)) throw Error(PYL_E_FORMAT, "the text breaks off in a call of " + call.name + ": its arguments are " + call.arguments);
             json function = json::object(), one = json::object();
             function["name"] = call.name, function["arguments"] = call.arguments;
             one["id"] = call.id, one["type"] = "function", one["function"] = function;

@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import copy
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 Message = Mapping[str, Any]
+_NO_MARKS = re.compile("((?!))")
 
 
 @dataclass(frozen=True)
@@ -122,14 +124,25 @@ class ChatPrompt:
 
     def tokens(self) -> list[int]:
         """The prompt's tokens: control tokens of the template read as such, the model's own special tokens added."""
+        return self._atoms(_NO_MARKS, ())
+
+    def _atoms(self, marks: re.Pattern[str], media: Sequence[Any]) -> list[Any]:
+        """Tokens, and where a mark stands the medium of that number."""
         info, vocab = self._model.info, self._model.vocab
-        out = vocab.encode(self._pieces[0], add_special=self.add_special, parse_special=True)
-        # Where the tokenizer adds an end-of-sequence token, the engine takes it off what it renders. It belongs to the end of a
-        # conversation, not behind a turn that has just begun.
-        ends = out[-1:] if self.add_special and info.add_eos else []
-        out = out[: len(out) - len(ends)]
-        for i, piece in enumerate(self._pieces[1:], 1):
-            out += encode_inside(vocab, piece, parse_special=i % 2 == 0) if piece else []
+        out: list[Any] = []
+        ends: list[int] = []
+        for i, piece in enumerate(self._pieces):
+            for k, text in enumerate(marks.split(piece)):
+                if k % 2:
+                    out.append(media[int(text)])
+                elif i == k == 0:
+                    out += vocab.encode(text, add_special=self.add_special, parse_special=True)
+                    # Where the tokenizer adds an end-of-sequence token, the engine takes it off what it renders. It belongs to the end of a
+                    # conversation, not behind a turn that has just begun.
+                    ends = out[-1:] if self.add_special and info.add_eos else []
+                    out = out[: len(out) - len(ends)]
+                elif text:
+                    out += encode_inside(vocab, text, parse_special=i % 2 == 0)
         return out + ends if self.options.get("add_generation_prompt") is False else out
 
     def _constraint(self) -> bytes:

@@ -95,11 +95,5 @@ def chat(projector: Projector, messages: Sequence[Message], **options: Any) -> M
     found = re.findall(re.escape(mark) + r"(\d+)]", rendered.prompt)
     if found != [str(i) for i in range(len(media))]:
         raise errors.TemplateError(f"the conversation has {len(media)} media, and the chat template shows {len(found)} of them" + (", in another order" if sorted(found) != found else ""))
-    atoms: list[int | PartSource] = []
-    for i, piece in enumerate(rendered._pieces):
-        for k, text in enumerate(re.split(re.escape(mark) + r"(\d+)]", piece)):
-            if k % 2:
-                atoms.append(media[int(text)])
-            elif text:
-                atoms.extend(model.vocab.encode(text, add_special=rendered.add_special and not atoms, parse_special=i % 2 == 0))
+    atoms = rendered._atoms(re.compile(re.escape(mark) + r"(\d+)]"), media)
     return MediaChat(rendered, atoms, projector)

@@ -116,3 +116,13 @@ def demo(session: nox.Session) -> None:
                  "Who pays him, and what does he think of being paid?", "What does he say about the whale itself?", "Summarize the chapter in one sentence."]
     session.run(python, "-m", "pylloyal", "ask", str(model).strip(), "--document", "fixtures/texts/moby_dick_1.txt", "--seed", "1", "--max-tokens", "48",
                 *session.posargs, *questions, env={"PYTHONPATH": str(ROOT)}, external=True)
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """The programs of docs/examples on SmolLM2-135M, each against the naive way. `-- beam_search resume` runs these alone."""
+    python = python_of(session)
+    model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
+    folder = ROOT / "docs" / "examples"
+    for name in session.posargs or sorted(path.stem for path in folder.glob("[!_]*.py")):
+        session.run(python, str(folder / f"{name}.py"), str(model).strip(), env={"PYTHONPATH": str(ROOT)}, external=True)

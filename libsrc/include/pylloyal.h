@@ -289,7 +289,9 @@ typedef struct pyl_store_params {
                              smaller for long contexts; PYL_E_UNSUPPORTED for the few models whose cache cannot be trimmed. Forks are
                              as exact either way */
     int32_t deterministic; /* 1: every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits
-                             of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default */
+                             of its logits; commit_n and tick_n then take a dispatch for each branch. It holds until cells are given
+                             back: where a branch's cells lie is part of the sum, and freed ones are filled in another order. 0 is the
+                             default */
 } pyl_store_params;
 
 /* Fills in the defaults. Thread: any. */
@@ -339,7 +341,8 @@ PYL_API int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
 /* ---------------------------------------------------------------------------------------------------- sampling params -- */
 
 #define PYL_SEED_KEEP 0  /* keep the stream that is there (a new branch gets one from the operating system) */
-#define PYL_SEED_SET 1   /* start a new stream from `seed` */
+#define PYL_SEED_SET 1   /* the stream of `seed`: a new one, or the one that is there, as far as it has come, when it has that seed already */
+#define PYL_SEED_RESTART 2 /* the stream of `seed` from its beginning */
 
 /* Tokens the model file says to suppress are never drawn. Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
 typedef struct pyl_sampling {

@@ -63,6 +63,7 @@ KV_Q5_1: Final = 7
 KV_IQ4_NL: Final = 8
 SEED_KEEP: Final = 0
 SEED_SET: Final = 1
+SEED_RESTART: Final = 2
 BIAS: Final = 0
 STEER: Final = 1
 METRICS_NONE: Final = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -252,6 +253,12 @@ class Branch(BranchFacts):
     @sampling.setter
     def sampling(self, sampling: Sampling) -> None:
         self._call(library().pyl_branch_set_sampling, ref(sampling._struct()))
+
+    def reseed(self, seed: int) -> None:
+        """Begin a random stream anew; everything else stays."""
+        s = replace(self.sampling, seed=seed)._struct()
+        s.seed_mode = capi.SEED_RESTART
+        self._call(library().pyl_branch_set_sampling, ref(s))
 
     def set_grammar(self, grammar: Grammar | ChatPrompt | str | None) -> None:
         """Constrain what it says from its next token on; None lifts the constraint.

@@ -54,7 +54,8 @@ class Store(Handle):
         far less memory for a long context. Forks are exact either way.
     deterministic : bool
         Every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits of its logits: the
-        same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch.
+        same calls on it give the same tokens in any company, up to the first prune (freed cells are filled in another order, and
+        where cells lie is part of the sum). Slower: a tick takes a dispatch for each branch.
 
     Raises
     ------

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include "core/logits.hpp"
 #include "core/store.hpp"
@@ -177,7 +178,16 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
 }
 
 Token Store::draw(Branch & branch) {
-    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});
+    Biases refused;  // by a grammar that is only about to wake
+    const uint64_t before = branch.sampler.draws();
+    while (true) {
+        const Token token = branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer, refused});
+        if (token < 0 || !branch.grammar || !branch.grammar->is_waiting() || branch.grammar->allows(token)) return token;
+        auto more = refused ? *refused : std::vector<std::pair<Token, float>>();
+        more.emplace_back(token, -std::numeric_limits<float>::infinity());
+        refused = std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(more));
+        branch.sampler.rewind(before);
+    }
 }
 
 void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {

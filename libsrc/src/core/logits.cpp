@@ -64,7 +64,8 @@ void Store::legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * le
             for (Candidate & c : candidates) c.logit = c.id == token ? c.logit + by : c.logit;
         }
     }
-    for (size_t i = 0; i < candidates.size(); i++) legal[i] = candidates[i].logit > -inf;
+    const bool is_waiting = found.grammar && found.grammar->is_waiting();
+    for (size_t i = 0; i < candidates.size(); i++) legal[i] = candidates[i].logit > -inf && (!is_waiting || found.grammar->allows(tokens[i]));
 }
 
 pyl_distribution distribution_of(const float * row, size_t n_vocab) {

@@ -46,11 +46,15 @@ public:
     // Takes a token that filter() let through.
     virtual void accept(Token token) = 0;
 
-    bool allows(Token token) {
+    // Whether accept() would take a token.
+    virtual bool allows(Token token) {
         Candidate one{token, 0.0f, 0.0f};
         filter({&one, 1});
         return one.logit == 0.0f;
     }
+    // A lazy grammar before its trigger: filter() lets everything through, and still there may be tokens that allows() refuses, those
+    // that would wake it with text it cannot take.
+    virtual bool is_waiting() const { return false; }
 };
 
 struct ContextParams {

@@ -5,6 +5,7 @@
 
 #include "engine/llama/llama_parts.hpp"
 #include "llama-grammar.h"
+#include "llama-vocab.h"
 
 namespace pyl {
 
@@ -100,8 +101,26 @@ public:
         llama_grammar_apply_impl(*grammar_, &array);
     }
     void accept(Token token) override { llama_grammar_accept_impl(*grammar_, token); }
+    bool is_waiting() const override { return grammar_->awaiting_trigger; }
+    bool allows(Token token) override {
+        if (!Grammar::allows(token)) return false;
+        if (!is_waiting() || !wakes(token)) return true;
+        try {
+            clone()->accept(token);
+            return true;
+        } catch (const std::runtime_error &) {  // "unexpected empty grammar stack": the text that woke it is not of its language
+            return false;
+        }
+    }
 
 private:
+    bool wakes(Token token) const {
+        const auto & tokens = grammar_->trigger_tokens;
+        if (std::find(tokens.begin(), tokens.end(), token) != tokens.end()) return true;
+        const std::string text = grammar_->trigger_buffer + grammar_->vocab->token_to_piece(token);
+        return std::any_of(grammar_->trigger_patterns.begin(), grammar_->trigger_patterns.end(), [&](const auto & pattern) { return pattern.find(text) != std::string::npos; });
+    }
+
     llama_grammar * grammar_;
 };
 

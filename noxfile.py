@@ -54,15 +54,15 @@ def asan(session: nox.Session) -> None:
     python = python_of(session)
     session.run(python, "tools/build_lib.py", "asan", "--test", external=True)
     runtimes = [str(session.run("c++", f"-print-file-name=lib{name}.so", external=True, silent=True)).strip() for name in ("asan", "ubsan")]
-    # Python itself leaks at exit, and child processes would inherit the preload: the suites that stay in one process.
-    pytest(session, "tests/unit/test_kernel.py", "tests/unit/test_operations.py", "tests/unit/test_failures.py", "tests/integration", LD_PRELOAD=" ".join(runtimes),
+    # Python itself leaks at exit, and child processes inherit the preload: the suites that stay in one process, and random calls.
+    pytest(session, "tests/unit/test_kernel.py", "tests/unit/test_operations.py", "tests/unit/test_failures.py", "tests/integration", "tests/aborts/test_fuzz.py", LD_PRELOAD=" ".join(runtimes),
            ASAN_OPTIONS="detect_leaks=0", PYLLOYAL_LIBRARY=str(ROOT / "build" / "asan" / "libpylloyal.so"))
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Tests on tiny models of random weights, made on the spot."""
-    pytest(session, "tests/integration")
+    """Tests on tiny models of random weights, made on the spot; and what kills or deceives the engine, in child processes."""
+    pytest(session, "tests/integration", "tests/aborts")
 
 
 @nox.session

@@ -41,14 +41,14 @@ def test_a_token_that_wakes_a_grammar_and_breaks_it(child: Child) -> None:
 
 
 def test_a_grammar_that_waits_for_long(child: Child) -> None:
-    """Its trigger's expression is matched against all that was said: 54,000 characters here, more than the engine's matcher has stack for."""
+    """Its trigger's expression is matched against all that was said: 47,000 characters here, more than the engine's matcher has stack for."""
     assert child(LAZY + """
         store = opened(n_ctx=4096)
         root = store.root()
         root.prefill(some(20))
         waits_for(root, 'root ::= "<tool>" [a-z]*', r"[\\s\\S]*?(<tool>)[\\s\\S]*", "pattern_full")
         long, = model.vocab.encode("<image_soft_token>", parse_special=True)
-        for _ in range(3000):
+        for _ in range(2600):
             root.commit(long)
         for token in model.vocab.encode("<tool>"):
             root.commit(token)
@@ -119,7 +119,7 @@ def test_a_model_that_looks_ahead(child: Child, written: object) -> None:
 
 DEEP = {
     "parentheses": '"{{ " + "(" * n + "1" + ")" * n + " }}"', "lists": '"{{ " + "[" * n + "1" + "]" * n + " }}"', "blocks": '"{% if true %}" * n + "x" + "{% endif %}" * n', "negations": '"{{ " + "not " * n + "1 }}"',
-    "members": '"{{ a" + ".b" * n + " }}"', "sums": '"{{ 1" + "+1" * n + " }}"', "itself": '"{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}"',
+    "members": '"{{ a" + ".b" * n + " }}"', "sums": '"{{ 1" + "+1" * n + " }}"',
 }
 
 

@@ -1,5 +1,9 @@
 #include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
 
+#include "core/saved.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "ggml-cpu.h"
 #include "llama-kv-cache-dsa-iswa.h"
@@ -130,6 +134,17 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     p.type_v = ggml_type_of(params.type_v);
     p.kv_unified = true;  // otherwise a fork would copy cells, and a partial copy aborts
     p.swa_full = params.swa_full;
+    const llama_hparams & hparams = model.raw()->hparams;
+    if (!hparams.causal_attn) throw Error(PYL_E_UNSUPPORTED, "this model's attention is not causal: cut into dispatches, a text would get other logits than in one");
+    // A head that is no whole number of blocks aborts the engine or makes it compute NaN, unless flash attention happens to take it.
+    for (const auto & [type, is_k] : {std::pair{params.type_k, true}, {params.type_v, false}}) {
+        const auto block = static_cast<uint32_t>(ggml_blck_size(ggml_type_of(type)));
+        for (uint32_t il = 0; il < hparams.n_layer() && block > 1; il++) {
+            if (!hparams.has_kv(il)) continue;
+            const uint32_t width = is_k ? hparams.n_embd_head_k(il) : hparams.n_embd_head_v(il);
+            if (width % block != 0) throw Error(PYL_E_UNSUPPORTED, "a " + std::string(kv_name(type)) + " cache stores blocks of " + std::to_string(block) + ", and this model's heads are " + std::to_string(width) + " wide");
+        }
+    }
     int32_t flash = params.flash_attn;
     LlamaRun run = open_llama_run(model, p, flash);
     llama_context * context = run.context.get();
@@ -141,8 +156,30 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     return std::make_unique<LlamaContext>(std::move(run), params, flash);
 }
 
+// The engine aborts when it cannot start its threads, so they are started here first.
+static void check_threads(int32_t n) {
+    std::vector<std::thread> threads;
+    bool failed = false;
+    std::atomic<bool> may_end{false};
+    try {
+        for (int32_t i = 1; i < n; i++) {
+            threads.emplace_back([&] { may_end.wait(false); });
+        }
+    } catch (const std::system_error &) {
+        failed = true;
+    }
+    const size_t started = threads.size() + 1;
+    may_end = true;
+    may_end.notify_all();
+    for (std::thread & thread : threads) thread.join();
+    if (failed) {
+        throw Error(PYL_E_OUT_OF_MEMORY, "the system gives " + std::to_string(started) + " of the " + std::to_string(n) + " threads wanted").numbers(n, static_cast<int64_t>(started));
+    }
+}
+
 LlamaRun open_llama_run(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
     p.no_perf = true;
+    check_threads(p.n_threads);
     const LogCapture log;
     for (const int32_t flash : {PYL_FLASH_ATTN_ON, PYL_FLASH_ATTN_OFF}) {
         if (flash_attn != PYL_FLASH_ATTN_AUTO && flash_attn != flash) continue;

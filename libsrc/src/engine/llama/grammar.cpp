@@ -2,7 +2,9 @@
 // and tells neither line nor column.
 #include <algorithm>
 #include <regex>
+#include <utility>
 
+#include "engine/llama/deep_stack.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "llama-grammar.h"
 #include "llama-vocab.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr size_t max_bytes = 4u << 20;
 constexpr size_t max_depth = 200;     // the parser recurses once per open parenthesis
+constexpr size_t max_waiting = 2u << 20;  // bytes said before a lazy grammar's trigger; nothing is legal beyond
 constexpr size_t max_rules = 16384;   // and the check for left recursion once per rule
 
 std::string place(const std::string & gbnf, size_t at) {
@@ -100,11 +103,27 @@ public:
         llama_token_data_array array{reinterpret_cast<llama_token_data *>(candidates.data()), candidates.size(), -1, false};
         llama_grammar_apply_impl(*grammar_, &array);
     }
-    void accept(Token token) override { llama_grammar_accept_impl(*grammar_, token); }
+    void accept(Token token) override {
+        if (is_waiting() && std::exchange(asleep_after_, -1) == token) {  // as the engine would, without searching all of it once more
+            const std::string & piece = grammar_->vocab->token_to_piece(token);
+            std::string & said = grammar_->trigger_buffer;
+            grammar_->trigger_buffer_positions.push_back({token, {said.size(), said.size() + piece.size()}});
+            said += piece;
+        } else if (is_waiting()) {
+            searching([&] { llama_grammar_accept_impl(*grammar_, token); });
+        } else {
+            llama_grammar_accept_impl(*grammar_, token);
+        }
+    }
     bool is_waiting() const override { return grammar_->awaiting_trigger; }
     bool allows(Token token) override {
         if (!Grammar::allows(token)) return false;
-        if (!is_waiting() || !wakes(token)) return true;
+        if (!is_waiting()) return true;
+        if (grammar_->trigger_buffer.size() > max_waiting) return false;
+        if (!wakes(token)) {
+            asleep_after_ = token;
+            return true;
+        }
         try {
             clone()->accept(token);
             return true;
@@ -118,10 +137,18 @@ private:
         const auto & tokens = grammar_->trigger_tokens;
         if (std::find(tokens.begin(), tokens.end(), token) != tokens.end()) return true;
         const std::string text = grammar_->trigger_buffer + grammar_->vocab->token_to_piece(token);
-        return std::any_of(grammar_->trigger_patterns.begin(), grammar_->trigger_patterns.end(), [&](const auto & pattern) { return pattern.find(text) != std::string::npos; });
+        bool found = false;
+        searching([&] { found = std::any_of(grammar_->trigger_patterns.begin(), grammar_->trigger_patterns.end(), [&](const auto & pattern) { return pattern.find(text) != std::string::npos; }); });
+        return found;
+    }
+    // The matcher's recursion takes some two hundred bytes of stack for each byte of text.
+    void searching(const std::function<void()> & work) const {
+        if (grammar_->trigger_buffer.size() < 4096) return work();
+        on_deep_stack(work, (1u << 20) + 512 * grammar_->trigger_buffer.size());
     }
 
     llama_grammar * grammar_;
+    Token asleep_after_ = -1;  // the token that allows() last found not to wake it
 };
 
 }  // namespace

@@ -46,6 +46,8 @@ public:
     const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
 
 private:
+    std::string chat_render_here(std::string_view request) const;
+
     std::unique_ptr<llama_model, FreeModel> model_;
     ModelParams params_;
     std::string name_;

@@ -618,7 +618,8 @@ PYL_API int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t f
 /* Makes a new root of a saved branch: it continues token for token. All or nothing. The bytes are checked against damage, not against
  * malice: load what you would also load as a model.
  * Errors: PYL_E_FORMAT (damaged, or not a saved branch), PYL_E_UNSUPPORTED (saved with another model, engine, KV type or flash
- * attention; the message names both sides), PYL_E_NO_LEASE, PYL_E_CONTEXT (need and have in cells). Thread: store. */
+ * attention; the message names both sides; or so far on that in this store positions could get beyond 2^24), PYL_E_NO_LEASE,
+ * PYL_E_CONTEXT (need and have in cells). Thread: store. */
 PYL_API int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data);
 
 /* What saved bytes hold, as JSON: format, bytes, engine, model {name, fingerprint, n_vocab}, kv {type_k, type_v, flash_attn}, position, cells,

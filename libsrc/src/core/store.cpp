@@ -190,8 +190,7 @@ void Store::release(uint32_t slot, bool clear_cache) noexcept {
 // ------------------------------------------------------------------------------------------------------------ the tree
 
 pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_t seed) {
-    // No position can run over; and beyond 2^24 a float no longer tells neighbours apart, which is what rotary embeddings do.
-    if (const int64_t most = (1 << 24) - std::min<int64_t>(live_.n_ctx, 1 << 24); start_pos < 0 || start_pos > most) {
+    if (const int64_t most = most_pos - std::min<int64_t>(live_.n_ctx, most_pos); start_pos < 0 || start_pos > most) {
         throw Error(PYL_E_INVALID, "start_pos is " + std::to_string(start_pos) + "; it must be in 0.." + std::to_string(most));
     }
     need_leases(1);

@@ -398,7 +398,8 @@ typedef struct pyl_metrics {
     uint32_t struct_size;
     int32_t levels;              /* PYL_METRICS_*, or their sum */
     uint64_t n_tokens;           /* tokens measured: those that commit_n and tick_n decoded while the branch had logits */
-    double model_surprisal;      /* sum over them, nats; perplexity is exp(model_surprisal / n_tokens) */
+    double model_surprisal;      /* sum over them, nats; perplexity is exp(model_surprisal / n_tokens). A token whose logit was -infinity
+                                    (set_logits) makes it +infinity */
     double model_entropy;        /* sum, nats */
     double last_model_surprisal; /* of the newest of them */
     double last_model_entropy;

@@ -238,9 +238,9 @@ void Store::measure(const Branch & branch, Token token, pyl_metrics & metrics) {
     metrics.n_tokens++;
     const float * row = logits(branch);
     if (metrics.levels & PYL_METRICS_MODEL) {
-        const pyl_distribution d = distribution_of(row, n_vocab_);
-        metrics.model_surprisal += metrics.last_model_surprisal = d.log_sum - static_cast<double>(row[token]);
-        metrics.model_entropy += metrics.last_model_entropy = d.entropy;
+        const auto d = distribution_of(row, n_vocab_);  // nothing: every token is a surprise without bounds
+        metrics.model_surprisal += metrics.last_model_surprisal = d ? d->log_sum - static_cast<double>(row[token]) : std::numeric_limits<double>::infinity();
+        metrics.model_entropy += metrics.last_model_entropy = d ? d->entropy : 0;
     }
     if (metrics.levels & PYL_METRICS_SAMPLING) {
         const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});

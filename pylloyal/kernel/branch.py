@@ -1,6 +1,7 @@
 """A branch: one line of thought in a store, cheap to fork, explicit to prune."""
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -205,7 +206,7 @@ class Branch(BranchFacts):
         """
         data = self.to_bytes(logits=logits)
         target = Path(path)
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        descriptor, name = tempfile.mkstemp(prefix=".pylloyal-", dir=target.parent)  # no part of the target's name, which may be as long as names can be
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
@@ -213,7 +214,8 @@ class Branch(BranchFacts):
                 os.fsync(file.fileno())
             os.replace(name, target)
         except BaseException:
-            os.unlink(name)
+            with contextlib.suppress(FileNotFoundError):  # an interrupt may come when it has its new name already
+                os.unlink(name)
             raise
         return len(data)
 

@@ -14,7 +14,7 @@ from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import library
-from .._ffi.memory import Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
+from .._ffi.memory import Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar
@@ -220,7 +220,7 @@ class Store(Handle):
         with self._turn.take():
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
-            step.token_view[:n] = tokens
+            step.token_view[:n] = ids(tokens)
             self._lib.pyl_commit_n(self._ptr(), step.branches, step.tokens, n)
 
     def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int | None] | None = None, stop: Sequence[int] = ()) -> Ticks:
@@ -320,13 +320,13 @@ class Store(Handle):
             return out
         flat, lengths = np.concatenate(lists), np.array([len(item) for item in lists], np.uint32)
         with self._turn.take():
-            arguments = (self._ptr(), self._own(source) if source else 0, i32_of(flat), u32_of(lengths), len(lists), i32_array(tokens or []), n_ids, f32_array(out))
+            arguments = (self._ptr(), self._own(source) if source else 0, i32_of(flat), u32_of(lengths), len(lists), i32_array([] if tokens is None else tokens), n_ids, f32_array(out))
             interruptibly(lambda: self._lib.pyl_score_n(*arguments), self.cancel)
         return out
 
     # ------------------------------------------------------------------------------------------------------------ state
 
-    def from_bytes(self, data: bytes | memoryview) -> Branch:
+    def from_bytes(self, data: bytes | bytearray | memoryview) -> Branch:
         """Make a new root of a branch that :meth:`Branch.to_bytes` gave; it continues token for token.
 
         The bytes are checked against damage, not against malice: load what you would also load as a model.

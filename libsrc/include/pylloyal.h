@@ -286,12 +286,13 @@ typedef struct pyl_store_params {
     int32_t type_k;       /* PYL_KV_* */
     int32_t type_v;
     int32_t swa_full;     /* 1 (default): sliding-window layers keep full-length cells. 0: they keep a window of cells for each branch, much
-                             smaller for long contexts; PYL_E_UNSUPPORTED for the few models whose cache cannot be trimmed. Forks are
-                             as exact either way */
+                             smaller for long contexts; PYL_E_UNSUPPORTED for the few models whose cache cannot be trimmed. Forks see
+                             the same cells either way; recycled ones lie in another order, which can move last bits */
     int32_t deterministic; /* 1: every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits
-                             of its logits; commit_n and tick_n then take a dispatch for each branch. It holds until cells are given
-                             back: where a branch's cells lie is part of the sum, and freed ones are filled in another order. 0 is the
-                             default */
+                             of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default. Needs flash
+                             attention, or PYL_E_UNSUPPORTED (recurrent models aside). The engine adds up a branch's cells in the order
+                             they lie, so it holds until a cell that was given back is taken again (pruning, score_n, swa_full = 0), and
+                             with n_threads = 1 or fewer than 512 cells in use: more threads share cells out by where they lie */
 } pyl_store_params;
 
 /* Fills in the defaults. Thread: any. */
@@ -506,10 +507,11 @@ PYL_API int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, 
 PYL_API int32_t pyl_sample_n(pyl_store * store, const pyl_branch * branches, size_t n, int32_t * tokens);
 
 /* Decodes one token for each branch in exactly one dispatch, and feeds it to that branch's grammar and penalty window.
- * In a deterministic store it takes a dispatch for each branch, in the order given, and a failure's index says how many landed.
+ * In a deterministic store it takes a dispatch for each branch, in the order given.
  * Errors: PYL_E_CONTEXT, PYL_E_GRAMMAR (not legal; its index), PYL_E_INVALID (a branch twice, more than n_batch, an id outside
  * the vocabulary), PYL_E_STALE, PYL_E_POISONED: unchanged. PYL_E_NO_CELLS: unchanged. PYL_E_DECODE: these branches are
- * poisoned. Thread: store. */
+ * poisoned. In a deterministic store these two tell the index of the branch they struck: those before it have landed, those after
+ * were not tried. Thread: store. */
 PYL_API int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32_t * tokens, size_t n);
 
 #define PYL_FINISH_NONE 0   /* can go on */
@@ -616,8 +618,9 @@ PYL_API int32_t pyl_score_n(pyl_store * store, pyl_branch source, const int32_t 
  * Errors: PYL_E_STALE, PYL_E_POISONED, PYL_E_OUT_OF_MEMORY, PYL_E_UNSUPPORTED (this memory cannot be saved). Thread: store. */
 PYL_API int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
 
-/* Makes a new root of a saved branch: it continues token for token. All or nothing. The bytes are checked against damage, not against
- * malice: load what you would also load as a model.
+/* Makes a new root of a saved branch: it continues token for token, bit for bit if its cells lay in the order of its tokens (after
+ * pruning, and with swa_full = 0, they may not, and last bits may differ). All or nothing. The bytes are checked against damage, not
+ * against malice: load what you would also load as a model.
  * Errors: PYL_E_FORMAT (damaged, or not a saved branch), PYL_E_UNSUPPORTED (saved with another model, engine, KV type or flash
  * attention; the message names both sides; or so far on that in this store positions could get beyond 2^24), PYL_E_NO_LEASE,
  * PYL_E_CONTEXT (need and have in cells). Thread: store. */

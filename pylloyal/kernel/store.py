@@ -51,11 +51,13 @@ class Store(Handle):
         Types of the cache. A quantised ``type_v`` needs flash attention.
     swa_full : bool
         True gives the layers with a sliding window cells for the whole context; False a window's worth for each branch, which is
-        far less memory for a long context. Forks are exact either way.
+        far less memory for a long context. Forks see the same cells either way; recycled ones lie in another order, which can move
+        last bits.
     deterministic : bool
         Every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits of its logits: the
-        same calls on it give the same tokens in any company, up to the first prune (freed cells are filled in another order, and
-        where cells lie is part of the sum). Slower: a tick takes a dispatch for each branch.
+        same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch. Needs flash
+        attention (recurrent models aside); holds until cells that were given back are taken again (pruning, :meth:`score`,
+        ``swa_full=False``), and with one thread, or fewer than 512 cells in use.
 
     Raises
     ------
@@ -328,6 +330,9 @@ class Store(Handle):
 
     def from_bytes(self, data: bytes | bytearray | memoryview) -> Branch:
         """Make a new root of a branch that :meth:`Branch.to_bytes` gave; it continues token for token.
+
+        Bit for bit, if its cells lay in the order of its tokens: after pruning, and with ``swa_full=False``, they may not, and last
+        bits may differ.
 
         The bytes are checked against damage, not against malice: load what you would also load as a model.
 

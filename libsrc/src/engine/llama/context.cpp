@@ -163,6 +163,9 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     if (!params.swa_full && model.info().n_swa > 0 && !window_of(llama_get_memory(context))) {
         throw Error(PYL_E_UNSUPPORTED, "swa_full = 0: this model's sliding-window cache cannot be trimmed, so forks would fill it for good");
     }
+    if (params.deterministic && flash == PYL_FLASH_ATTN_OFF && !model.info().is_recurrent) {
+        throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs flash attention: without it the engine sums over all cells of the cache, and where a branch's lie depends on the others");
+    }
     return std::make_unique<LlamaContext>(std::move(run), params, flash);
 }
 

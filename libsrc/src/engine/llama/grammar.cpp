@@ -1,6 +1,7 @@
 // GBNF through llama.cpp's own grammar engine. Its parser is driven rule by rule, because its one-call form prints to stderr
 // and tells neither line nor column.
 #include <algorithm>
+#include <limits>
 #include <regex>
 #include <utility>
 
@@ -102,6 +103,7 @@ public:
     void filter(std::span<Candidate> candidates) override {
         llama_token_data_array array{reinterpret_cast<llama_token_data *>(candidates.data()), candidates.size(), -1, false};
         llama_grammar_apply_impl(*grammar_, &array);
+        if (!grammar_->awaiting_trigger) forbid_broken_characters(candidates);
     }
     void accept(Token token) override {
         if (is_waiting() && std::exchange(asleep_after_, -1) == token) {  // as the engine would, without searching all of it once more
@@ -145,6 +147,21 @@ private:
     void searching(const std::function<void()> & work) const {
         if (grammar_->trigger_buffer.size() < 4096) return work();
         on_deep_stack(work, (1u << 20) + 512 * grammar_->trigger_buffer.size());
+    }
+    // The engine puts characters together from bytes without looking whether UTF-8 allows them: overlong ones, halves of
+    // surrogate pairs and those beyond the last would pass through any class that names what may not come.
+    void forbid_broken_characters(std::span<Candidate> candidates) const {
+        const auto [value, n_remain] = grammar_->partial_utf8;
+        uint8_t low = 0x00, high = 0xF4;
+        if (n_remain == 2 && value == 0x0) low = 0xA0;
+        if (n_remain == 2 && value == 0xD) high = 0x9F;
+        if (n_remain == 3 && value == 0x0) low = 0x90;
+        if (n_remain == 3 && value == 0x4) high = 0x8F;
+        for (Candidate & c : candidates) {
+            if (c.logit == -std::numeric_limits<float>::infinity() || grammar_->vocab->is_eog(c.id)) continue;
+            const auto first = static_cast<uint8_t>(grammar_->vocab->token_to_piece(c.id)[0]);
+            if (first < low || first > high) c.logit = -std::numeric_limits<float>::infinity();
+        }
     }
 
     llama_grammar * grammar_;

@@ -260,6 +260,28 @@ PYL_API int32_t pyl_chat_render(const pyl_model * model, const char * request, s
  * call). Thread: any. */
 PYL_API int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
 
+/* ---------------------------------------------------------------------------------------------------------- grammars -- */
+
+/* Makes a grammar of a JSON Schema (draft 6, 7, 2019-09 or 2020-12) with the engine's converter; pass it to
+ * pyl_branch_set_grammar. docs/schema.md lists what is taken, what is refused, and how the JSON it admits is written.
+ *   schema  JSON. Nothing is fetched.
+ *   out     GBNF with the start rule "root". Owned (pyl_text_free).
+ * Errors: PYL_E_UNSUPPORTED before anything the converter would pass over or follow only roughly: the message begins
+ * "KEYWORD at PLACE: ", PLACE a JSON pointer such as #/properties/a. Also when the schema is too large, has no value that
+ * satisfies it or refers to itself with nothing in between, and in a library without llama.cpp. PYL_E_FORMAT: not UTF-8, not
+ * JSON, a key twice, a keyword whose value is not of its form (keyword and place as above). Thread: any. */
+PYL_API int32_t pyl_schema_to_gbnf(const char * schema, size_t n_schema, pyl_text ** out);
+
+/* Whether a text follows a grammar, token by token as a branch under it would be held to.
+ *   root             NUL-terminated name of the start rule; NULL for "root".
+ *   text             UTF-8, tokenised as inert text.
+ *   n_matched_bytes  out: bytes of the tokens that could be taken before the first that could not.
+ *   is_complete      out: 1 when all were taken and an end-of-generation token may come next.
+ * Errors: PYL_E_GRAMMAR as pyl_branch_set_grammar, and for an empty grammar; PYL_E_FORMAT (the text is not UTF-8);
+ * PYL_E_UNSUPPORTED (no vocabulary, or one whose tokens do not spell the text exactly: a space is put in front, letters are
+ * lowered). Thread: any. */
+PYL_API int32_t pyl_grammar_match(const pyl_model * model, const char * gbnf, size_t n_gbnf, const char * root, const char * text, size_t n_text, size_t * n_matched_bytes, int32_t * is_complete);
+
 /* ------------------------------------------------------------------------------------------------------------ stores -- */
 
 #define PYL_FLASH_ATTN_AUTO 0 /* on, unless the engine cannot open this model with it; pyl_store_pressure tells which */

@@ -321,6 +321,47 @@ static void test_vocabulary(const pyl_model * model) {
     INVALID(pyl_chat_parse(NULL, 2, &text));
     INVALID(pyl_chat_parse("{}", 2, NULL));
     CHECK(text == NULL);
+
+    const int has_llama = built_with_llama();
+    IS(has_llama ? PYL_OK : PYL_E_UNSUPPORTED, pyl_schema_to_gbnf("{}x", 2, &text)); /* the length counts, not a NUL */
+    if (has_llama) CHECK(contains(text, "root ::= "));
+    pyl_text_free(text);
+    text = NULL;
+    IS(has_llama ? PYL_E_FORMAT : PYL_E_UNSUPPORTED, pyl_schema_to_gbnf("not json", 8, &text));
+    IS(has_llama ? PYL_E_FORMAT : PYL_E_UNSUPPORTED, pyl_schema_to_gbnf(NULL, 0, &text));
+    IS(PYL_E_UNSUPPORTED, pyl_schema_to_gbnf("{\"not\":{}}", 10, &text));
+    CHECK(strstr(pyl_error_last()->message, has_llama ? "not at #: " : "without llama.cpp") != NULL);
+    INVALID(pyl_schema_to_gbnf(NULL, 2, &text));
+    INVALID(pyl_schema_to_gbnf("{}", 2, NULL));
+    CHECK(text == NULL);
+
+    static const char gbnf[] = "root ::= \"h\xc3\xa9\"";
+    const size_t n_gbnf = sizeof gbnf - 1;
+    int32_t is_complete = 77;
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h\xc3\xa9", 3, &n, &is_complete));
+    CHECK(n == 3 && is_complete == 1);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, "root", "h", 1, &n, &is_complete));
+    CHECK(n == 1 && is_complete == 0);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h\xc3\xa9!", 4, &n, &is_complete));
+    CHECK(n == 3 && is_complete == 0);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "x", 1, &n, &is_complete));
+    CHECK(n == 0 && is_complete == 0);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, NULL, 0, &n, &is_complete));
+    CHECK(n == 0 && is_complete == 0);
+    OK(pyl_grammar_match(model, "root ::= \"\"", 11, NULL, "", 0, &n, &is_complete));
+    CHECK(n == 0 && is_complete == 1);
+    n = 77, is_complete = 77;
+    IS(PYL_E_GRAMMAR, pyl_grammar_match(model, gbnf, n_gbnf, "start", "h", 1, &n, &is_complete));
+    IS(PYL_E_GRAMMAR, pyl_grammar_match(model, gbnf, 7, NULL, "h", 1, &n, &is_complete));
+    IS(PYL_E_GRAMMAR, pyl_grammar_match(model, NULL, 0, NULL, "h", 1, &n, &is_complete));
+    IS(PYL_E_FORMAT, pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h\xc3", 2, &n, &is_complete));
+    INVALID(pyl_grammar_match(model, NULL, 1, NULL, "h", 1, &n, &is_complete));
+    INVALID(pyl_grammar_match(model, gbnf, n_gbnf, NULL, NULL, 1, &n, &is_complete));
+    INVALID(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h", 1, NULL, &is_complete));
+    INVALID(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h", 1, &n, NULL));
+    CLOSED(pyl_grammar_match(NULL, gbnf, n_gbnf, NULL, "h", 1, &n, &is_complete));
+    CHECK(n == 77 && is_complete == 77); /* untouched on failure */
+    IS(0, live().grammars);
 }
 
 static void test_store_open(const pyl_model * model) {
@@ -711,6 +752,8 @@ static void test_handles_after_free(void) {
         CLOSED(pyl_detokenize(never[i], &token, 1, 0, &text));
         CLOSED(pyl_token_flags(never[i], &token, 1, &flags));
         CLOSED(pyl_chat_render(never[i], "{}", 2, &text));
+        int32_t is_complete;
+        CLOSED(pyl_grammar_match(never[i], "root ::= \"a\"", 12, NULL, "a", 1, &n, &is_complete));
         CLOSED(pyl_store_open(&other, never[i], NULL));
         CLOSED(pyl_model_free(never[i]));
     }

@@ -151,6 +151,7 @@ struct Engine {
     std::vector<Device> (*devices)();
     std::shared_ptr<Model> (*open)(const std::string & path, const ModelParams & params);
     std::string (*chat_parse)(std::string_view request);
+    std::string (*schema_to_gbnf)(std::string_view schema);
 };
 
 const Engine & stub_engine();

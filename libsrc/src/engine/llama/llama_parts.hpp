@@ -80,5 +80,6 @@ struct GrammarTriggers {
 };
 std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy = nullptr);
 std::string llama_chat_parse(std::string_view request);
+std::string llama_schema_to_gbnf(std::string_view schema);
 
 }  // namespace pyl

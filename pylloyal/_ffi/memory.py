@@ -26,6 +26,10 @@ def size() -> ctypes.c_size_t:
     return ctypes.c_size_t()
 
 
+def i32() -> ctypes.c_int32:
+    return ctypes.c_int32()
+
+
 def u32() -> ctypes.c_uint32:
     return ctypes.c_uint32()
 

@@ -25,6 +25,11 @@ def python_of(session: nox.Session) -> str:
     return "python"
 
 
+def schema_suite(session: nox.Session) -> str:
+    """Folder of the public JSON-Schema test suite, fetched once; "" when it cannot be had, and then the tests that need it fail and say so."""
+    return str(session.run(python_of(session), "tools/fetch_schema_suite.py", external=True, silent=True, stderr=None, success_codes=[0, 1])).strip()
+
+
 def pytest(session: nox.Session, *what: str, **env: str) -> None:
     session.run(python_of(session), "-m", "pytest", *what, *session.posargs, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}, external=True)
 
@@ -56,13 +61,14 @@ def asan(session: nox.Session) -> None:
     runtimes = [str(session.run("c++", f"-print-file-name=lib{name}.so", external=True, silent=True)).strip() for name in ("asan", "ubsan")]
     # Python itself leaks at exit, and child processes inherit the preload: the suites that stay in one process, and random calls.
     pytest(session, "tests/unit/test_kernel.py", "tests/unit/test_operations.py", "tests/unit/test_failures.py", "tests/integration", "tests/aborts/test_fuzz.py", LD_PRELOAD=" ".join(runtimes),
-           ASAN_OPTIONS="detect_leaks=0", PYLLOYAL_LIBRARY=str(ROOT / "build" / "asan" / "libpylloyal.so"))
+           ASAN_OPTIONS="detect_leaks=0", PYLLOYAL_SCHEMA_SUITE=schema_suite(session), PYLLOYAL_LIBRARY=str(ROOT / "build" / "asan" / "libpylloyal.so"))
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Tests on tiny models of random weights, made on the spot; and what kills or deceives the engine, in child processes."""
-    pytest(session, "tests/integration", "tests/aborts")
+    """Tests on tiny models of random weights, made on the spot, and on the public JSON-Schema test suite (fetched once); and what kills or
+    deceives the engine, in child processes."""
+    pytest(session, "tests/integration", "tests/aborts", PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
 
 
 @nox.session

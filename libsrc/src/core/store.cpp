@@ -81,9 +81,9 @@ void Store::publish() {
     live_.cells_used = cells_used_;
     live_.cells_remaining = live_.n_ctx - std::min(cells_used_, live_.n_ctx);
     live_.leases_remaining = static_cast<uint32_t>(free_slots_.size());
-    live_.is_draining = is_closed_;
     live_.leases_used = static_cast<uint32_t>(slots_.size() - free_slots_.size());
     const std::scoped_lock lock(published_mutex_);
+    live_.is_draining = is_closed_;  // inside the lock: a drain that begins now must not be unsaid by what was read before it
     published_ = live_;
 }
 

@@ -36,7 +36,7 @@ def pytest(session: nox.Session, *what: str, **env: str) -> None:
 
 @nox.session
 def lib(session: nox.Session) -> None:
-    """Build libpylloyal into the package. `-- cpu` builds the portable one, `-- asan` a sanitised one."""
+    """Build libpylloyal into the package. `-- cpu` builds the portable one."""
     session.run(python_of(session), "tools/build_lib.py", *session.posargs, external=True)
 
 
@@ -53,15 +53,52 @@ def unit(session: nox.Session) -> None:
     pytest(session, "tests/unit", "tests/process")
 
 
+def sanitised(session: nox.Session, preset: str, runtimes: tuple[str, ...], *what: str, **env: str) -> None:
+    """The Python suites on a sanitised library. Python itself is not sanitised, so the runtimes are loaded before it."""
+    found = [str(session.run("c++", f"-print-file-name=lib{name}.so", external=True, silent=True)).strip() for name in runtimes]
+    # --capture=sys: a report goes to the file descriptor, past pytest. The test left out says what a library for users may need.
+    pytest(session, "--capture=sys", "--deselect", "tests/unit/test_drift.py::test_library_needs_nothing_but_the_runtime", *what,
+           LD_PRELOAD=" ".join(found), PYLLOYAL_LIBRARY=str(ROOT / "build" / preset / "libpylloyal.so"), **env)
+
+
 @nox.session
 def asan(session: nox.Session) -> None:
-    """Our code under AddressSanitizer and UBSan: the C and C++ tests, then the Python suites on the sanitised library. GCC or Clang on Linux."""
+    """Our code under AddressSanitizer and UBSan: the C and C++ tests with leaks, then the Python suites. GCC or Clang on Linux."""
+    session.run(python_of(session), "tools/build_lib.py", "asan", "--test", env={"ASAN_OPTIONS": "detect_leaks=1"}, external=True)
+    # Leaks are off in Python's processes: the interpreter keeps much of its own until it is gone.
+    sanitised(session, "asan", ("asan", "ubsan"), "tests/unit", "tests/process", "tests/integration", "tests/aborts/test_fuzz.py", ASAN_OPTIONS="detect_leaks=0",
+              PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
+
+
+@nox.session
+def tsan(session: nox.Session) -> None:
+    """Our code under ThreadSanitizer: the C and C++ tests, threads on a tiny real model, then the Python suites. GCC or Clang on Linux."""
     python = python_of(session)
-    session.run(python, "tools/build_lib.py", "asan", "--test", external=True)
-    runtimes = [str(session.run("c++", f"-print-file-name=lib{name}.so", external=True, silent=True)).strip() for name in ("asan", "ubsan")]
-    # Python itself leaks at exit, and child processes inherit the preload: the suites that stay in one process, and random calls.
-    pytest(session, "tests/unit/test_kernel.py", "tests/unit/test_operations.py", "tests/unit/test_failures.py", "tests/integration", "tests/aborts/test_fuzz.py", LD_PRELOAD=" ".join(runtimes),
-           ASAN_OPTIONS="detect_leaks=0", PYLLOYAL_SCHEMA_SUITE=schema_suite(session), PYLLOYAL_LIBRARY=str(ROOT / "build" / "asan" / "libpylloyal.so"))
+    session.run(python, "tools/build_lib.py", "tsan", "--test", external=True)
+    session.run(python, "tools/build_lib.py", "tsan-llama", "--no-install", external=True)
+    build = ROOT / "build" / "tsan-llama"
+    session.run(python, "tools/tiny_models.py", str(build / "tiny"), "--only", "tiny-llama", external=True)
+    options = f"suppressions={ROOT / 'libsrc' / 'tests' / 'tsan.supp'} atexit_sleep_ms=0"
+    parallel = (str(build / "tests" / "test_parallel"), str(build / "tiny" / "tiny-llama.gguf"))
+    session.run(*parallel, external=True)  # one engine thread to a store: nothing has to be suppressed
+    session.run(*parallel, "2", env={"TSAN_OPTIONS": options}, external=True)
+    # It does not support threads after a fork of several, and it holds signals back: test_fork and test_interrupt cannot run.
+    sanitised(session, "tsan-llama", ("tsan",), "tests/unit", "tests/process", "--ignore=tests/process/test_fork.py", "--ignore=tests/process/test_interrupt.py", "tests/integration",
+              TSAN_OPTIONS=options, PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Which lines and branches of the library and the package the tests run: one table, and the kernel's lines that none does. GCC."""
+    python = python_of(session)
+    build = ROOT / "build" / "coverage"
+    for old in (*build.glob("**/*.gcda"), build / "python.dat"):
+        old.unlink(missing_ok=True)
+    session.run(python, "tools/build_lib.py", "coverage", "--test", external=True)
+    suites = [folder for folder in ("tests/unit", "tests/process", "tests/invariants", "tests/integration") if (ROOT / folder).is_dir()]
+    session.run(python, "-m", "coverage", "run", "-m", "pytest", *suites, *session.posargs, external=True,
+                env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(build / "python.dat"), "PYLLOYAL_LIBRARY": str(build / "libpylloyal.so"), "PYLLOYAL_SCHEMA_SUITE": schema_suite(session)})
+    session.run(python, "tools/coverage_report.py", str(build), external=True)
 
 
 @nox.session

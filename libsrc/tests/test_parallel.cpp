@@ -1,7 +1,8 @@
 // Many threads at once: stores of one model side by side, polling, cancel, teardown, the registry, errors and texts. Written for
 // ThreadSanitizer (session tsan) and run without it too: then it checks that every result is what it would have been alone.
 //
-//   test_parallel [model.gguf]   on the stub engine, or on a real model (the one tests make has q8_0 weights, where bits repeat)
+//   test_parallel [model.gguf [n_threads]]   on the stub engine, or on a real model of q8_0 weights, where bits repeat;
+//                                            with so many engine threads to a store (1)
 //
 // No time decides anything. A call that is to be hit in the middle is repeated until it was, and what only a stop can end is stopped.
 #include <algorithm>
@@ -21,6 +22,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 std::string real_path;  // empty for the stub
+uint32_t n_threads_of_a_store = 1;
 bool is_real() { return !real_path.empty(); }
 std::string path_of(const std::string & stub_options) { return is_real() ? real_path : "stub:" + stub_options; }
 
@@ -48,7 +50,7 @@ struct Model {
 pyl_store * open_store(const pyl_model * model, uint32_t n_ctx, uint32_t n_batch, uint32_t n_branches) {
     pyl_store_params p;
     pyl_store_params_init(&p);
-    p.n_ctx = n_ctx, p.n_batch = n_batch, p.n_branches = n_branches, p.n_threads = 1;
+    p.n_ctx = n_ctx, p.n_batch = n_batch, p.n_branches = n_branches, p.n_threads = n_threads_of_a_store;
     pyl_store * out = nullptr;
     CHECK_EQ(pyl_store_open(&out, model, &p), PYL_OK);
     return out;
@@ -329,7 +331,7 @@ void test_registry() {
             pyl_model * model = open_model(path_of("n_vocab=270"), t % 2);
             pyl_store_params p;
             pyl_store_params_init(&p);
-            p.n_ctx = 256, p.n_threads = 1;
+            p.n_ctx = 256, p.n_threads = n_threads_of_a_store;
             pyl_store * store = nullptr;
             CHECK_EQ(pyl_store_open(&store, model, &p), t % 2 ? PYL_E_UNSUPPORTED : PYL_OK);
             if (store) CHECK_EQ(pyl_store_free(store), PYL_OK);
@@ -645,6 +647,7 @@ void test_busy() {
 
 int main(int argc, char ** argv) {
     if (argc > 1) real_path = argv[1];
+    if (argc > 2) n_threads_of_a_store = static_cast<uint32_t>(std::stoul(argv[2]));
     test_stores_of_one_model();
     test_model_calls();
     test_registry();

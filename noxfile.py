@@ -25,13 +25,18 @@ def python_of(session: nox.Session) -> str:
     return "python"
 
 
+def schema_suite(session: nox.Session) -> str:
+    """Folder of the public JSON-Schema test suite, fetched once; "" when it cannot be had, and then the tests that need it fail and say so."""
+    return str(session.run(python_of(session), "tools/fetch_schema_suite.py", external=True, silent=True, stderr=None, success_codes=[0, 1])).strip()
+
+
 def pytest(session: nox.Session, *what: str, **env: str) -> None:
     session.run(python_of(session), "-m", "pytest", *what, *session.posargs, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}, external=True)
 
 
 @nox.session
 def lib(session: nox.Session) -> None:
-    """Build libpylloyal into the package. `-- cpu` builds the portable one, `-- asan` a sanitised one."""
+    """Build libpylloyal into the package. `-- cpu` builds the portable one."""
     session.run(python_of(session), "tools/build_lib.py", *session.posargs, external=True)
 
 
@@ -48,21 +53,59 @@ def unit(session: nox.Session) -> None:
     pytest(session, "tests/unit", "tests/process")
 
 
+def sanitised(session: nox.Session, preset: str, runtimes: tuple[str, ...], *what: str, **env: str) -> None:
+    """The Python suites on a sanitised library. Python itself is not sanitised, so the runtimes are loaded before it."""
+    found = [str(session.run("c++", f"-print-file-name=lib{name}.so", external=True, silent=True)).strip() for name in runtimes]
+    # --capture=sys: a report goes to the file descriptor, past pytest. The test left out says what a library for users may need.
+    pytest(session, "--capture=sys", "--deselect", "tests/unit/test_drift.py::test_library_needs_nothing_but_the_runtime", *what,
+           LD_PRELOAD=" ".join(found), PYLLOYAL_LIBRARY=str(ROOT / "build" / preset / "libpylloyal.so"), **env)
+
+
 @nox.session
 def asan(session: nox.Session) -> None:
-    """Our code under AddressSanitizer and UBSan: the C and C++ tests, then the Python suites on the sanitised library. GCC or Clang on Linux."""
+    """Our code under AddressSanitizer and UBSan: the C and C++ tests with leaks, then the Python suites. GCC or Clang on Linux."""
+    session.run(python_of(session), "tools/build_lib.py", "asan", "--test", env={"ASAN_OPTIONS": "detect_leaks=1"}, external=True)
+    # Leaks are off in Python's processes: the interpreter keeps much of its own until it is gone.
+    sanitised(session, "asan", ("asan", "ubsan"), "tests/unit", "tests/process", "tests/integration", "tests/aborts/test_fuzz.py", ASAN_OPTIONS="detect_leaks=0",
+              PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
+
+
+@nox.session
+def tsan(session: nox.Session) -> None:
+    """Our code under ThreadSanitizer: the C and C++ tests, threads on a tiny real model, then the Python suites. GCC or Clang on Linux."""
     python = python_of(session)
-    session.run(python, "tools/build_lib.py", "asan", "--test", external=True)
-    runtimes = [str(session.run("c++", f"-print-file-name=lib{name}.so", external=True, silent=True)).strip() for name in ("asan", "ubsan")]
-    # Python itself leaks at exit, and child processes would inherit the preload: the suites that stay in one process.
-    pytest(session, "tests/unit/test_kernel.py", "tests/unit/test_operations.py", "tests/unit/test_failures.py", "tests/integration", LD_PRELOAD=" ".join(runtimes),
-           ASAN_OPTIONS="detect_leaks=0", PYLLOYAL_LIBRARY=str(ROOT / "build" / "asan" / "libpylloyal.so"))
+    session.run(python, "tools/build_lib.py", "tsan", "--test", external=True)
+    session.run(python, "tools/build_lib.py", "tsan-llama", "--no-install", external=True)
+    build = ROOT / "build" / "tsan-llama"
+    session.run(python, "tools/tiny_models.py", str(build / "tiny"), "--only", "tiny-llama", external=True)
+    options = f"suppressions={ROOT / 'libsrc' / 'tests' / 'tsan.supp'} atexit_sleep_ms=0"
+    parallel = (str(build / "tests" / "test_parallel"), str(build / "tiny" / "tiny-llama.gguf"))
+    session.run(*parallel, external=True)  # one engine thread to a store: nothing has to be suppressed
+    session.run(*parallel, "2", env={"TSAN_OPTIONS": options}, external=True)
+    # It does not support threads after a fork of several, and it holds signals back: test_fork and test_interrupt cannot run.
+    sanitised(session, "tsan-llama", ("tsan",), "tests/unit", "tests/process", "--ignore=tests/process/test_fork.py", "--ignore=tests/process/test_interrupt.py", "tests/integration",
+              TSAN_OPTIONS=options, PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Which lines and branches of the library and the package the tests run: one table, and the kernel's lines that none does. GCC."""
+    python = python_of(session)
+    build = ROOT / "build" / "coverage"
+    for old in (*build.glob("**/*.gcda"), build / "python.dat"):
+        old.unlink(missing_ok=True)
+    session.run(python, "tools/build_lib.py", "coverage", "--test", external=True)
+    suites = [folder for folder in ("tests/unit", "tests/process", "tests/invariants", "tests/integration") if (ROOT / folder).is_dir()]
+    session.run(python, "-m", "coverage", "run", "-m", "pytest", *suites, *session.posargs, external=True,
+                env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(build / "python.dat"), "PYLLOYAL_LIBRARY": str(build / "libpylloyal.so"), "PYLLOYAL_SCHEMA_SUITE": schema_suite(session)})
+    session.run(python, "tools/coverage_report.py", str(build), external=True)
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Tests on tiny models of random weights, made on the spot."""
-    pytest(session, "tests/integration")
+    """Tests on tiny models of random weights, made on the spot, and on the public JSON-Schema test suite (fetched once); and what kills or
+    deceives the engine, in child processes."""
+    pytest(session, "tests/integration", "tests/aborts", PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
 
 
 @nox.session
@@ -116,3 +159,13 @@ def demo(session: nox.Session) -> None:
                  "Who pays him, and what does he think of being paid?", "What does he say about the whale itself?", "Summarize the chapter in one sentence."]
     session.run(python, "-m", "pylloyal", "ask", str(model).strip(), "--document", "fixtures/texts/moby_dick_1.txt", "--seed", "1", "--max-tokens", "48",
                 *session.posargs, *questions, env={"PYTHONPATH": str(ROOT)}, external=True)
+
+
+@nox.session
+def examples(session: nox.Session) -> None:
+    """The programs of docs/examples on SmolLM2-135M, each against the naive way. `-- beam_search resume` runs these alone."""
+    python = python_of(session)
+    model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
+    folder = ROOT / "docs" / "examples"
+    for name in session.posargs or sorted(path.stem for path in folder.glob("[!_]*.py")):
+        session.run(python, str(folder / f"{name}.py"), str(model).strip(), env={"PYTHONPATH": str(ROOT)}, external=True)

@@ -1,6 +1,6 @@
 """Build libpylloyal with one of the presets of ``libsrc/CMakePresets.json`` and put it into the package.
 
-    python tools/build_lib.py [native | cpu | stub | asan] [--test]
+    python tools/build_lib.py [native | cpu | stub | asan | tsan | tsan-llama | coverage] [--test | --no-install]
 
 The first build of a preset compiles llama.cpp into the per-user cache (minutes); every later one takes seconds. Standard
 library only; cmake (and ninja, if there is one) are taken from the running Python's environment first.
@@ -77,11 +77,12 @@ def build(preset: str, install: bool = True) -> Path:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("preset", nargs="?", default="native", choices=["native", "cpu", "stub", "asan"])
+    parser.add_argument("preset", nargs="?", default="native", choices=["native", "cpu", "stub", "asan", "tsan", "tsan-llama", "coverage"])
     parser.add_argument("--test", action="store_true", help="run its C and C++ tests instead of putting it into the package")
+    parser.add_argument("--no-install", action="store_true", help="build it, and leave it in build/PRESET")
     args = parser.parse_args(argv)
     try:
-        folder = build(args.preset, install=not args.test)
+        folder = build(args.preset, install=not (args.test or args.no_install))
         if args.test:
             return subprocess.run([program("ctest") or "ctest", "--test-dir", str(folder), "--output-on-failure"], check=False).returncode
     except BuildError as error:

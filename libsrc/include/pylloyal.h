@@ -266,6 +266,28 @@ PYL_API int32_t pyl_chat_render(const pyl_model * model, const char * request, s
  * call). Thread: any. */
 PYL_API int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
 
+/* ---------------------------------------------------------------------------------------------------------- grammars -- */
+
+/* Makes a grammar of a JSON Schema (draft 6, 7, 2019-09 or 2020-12) with the engine's converter; pass it to
+ * pyl_branch_set_grammar. docs/schema.md lists what is taken, what is refused, and how the JSON it admits is written.
+ *   schema  JSON. Nothing is fetched.
+ *   out     GBNF with the start rule "root". Owned (pyl_text_free).
+ * Errors: PYL_E_UNSUPPORTED before anything the converter would pass over or follow only roughly: the message begins
+ * "KEYWORD at PLACE: ", PLACE a JSON pointer such as #/properties/a. Also when the schema is too large, has no value that
+ * satisfies it or refers to itself with nothing in between, and in a library without llama.cpp. PYL_E_FORMAT: not UTF-8, not
+ * JSON, a key twice, a keyword whose value is not of its form (keyword and place as above). Thread: any. */
+PYL_API int32_t pyl_schema_to_gbnf(const char * schema, size_t n_schema, pyl_text ** out);
+
+/* Whether a text follows a grammar, token by token as a branch under it would be held to.
+ *   root             NUL-terminated name of the start rule; NULL for "root".
+ *   text             UTF-8, tokenised as inert text.
+ *   n_matched_bytes  out: bytes of the tokens that could be taken before the first that could not.
+ *   is_complete      out: 1 when all were taken and an end-of-generation token may come next.
+ * Errors: PYL_E_GRAMMAR as pyl_branch_set_grammar, and for an empty grammar; PYL_E_FORMAT (the text is not UTF-8);
+ * PYL_E_UNSUPPORTED (no vocabulary, or one whose tokens do not spell the text exactly: a space is put in front, letters are
+ * lowered). Thread: any. */
+PYL_API int32_t pyl_grammar_match(const pyl_model * model, const char * gbnf, size_t n_gbnf, const char * root, const char * text, size_t n_text, size_t * n_matched_bytes, int32_t * is_complete);
+
 /* ------------------------------------------------------------------------------------------------------------ stores -- */
 
 #define PYL_FLASH_ATTN_AUTO 0 /* on, unless the engine cannot open this model with it; pyl_store_pressure tells which */
@@ -292,10 +314,13 @@ typedef struct pyl_store_params {
     int32_t type_k;       /* PYL_KV_* */
     int32_t type_v;
     int32_t swa_full;     /* 1 (default): sliding-window layers keep full-length cells. 0: they keep a window of cells for each branch, much
-                             smaller for long contexts; PYL_E_UNSUPPORTED for the few models whose cache cannot be trimmed. Forks are
-                             as exact either way */
+                             smaller for long contexts; PYL_E_UNSUPPORTED for the few models whose cache cannot be trimmed. Forks see
+                             the same cells either way; recycled ones lie in another order, which can move last bits */
     int32_t deterministic; /* 1: every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits
-                             of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default */
+                             of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default. Needs flash
+                             attention, or PYL_E_UNSUPPORTED (recurrent models aside). The engine adds up a branch's cells in the order
+                             they lie, so it holds until a cell that was given back is taken again (pruning, score_n, swa_full = 0), and
+                             with n_threads = 1 or fewer than 512 cells in use: more threads share cells out by where they lie */
 } pyl_store_params;
 
 /* Fills in the defaults. Thread: any. */
@@ -345,7 +370,8 @@ PYL_API int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
 /* ---------------------------------------------------------------------------------------------------- sampling params -- */
 
 #define PYL_SEED_KEEP 0  /* keep the stream that is there (a new branch gets one from the operating system) */
-#define PYL_SEED_SET 1   /* start a new stream from `seed` */
+#define PYL_SEED_SET 1   /* the stream of `seed`: a new one, or the one that is there, as far as it has come, when it has that seed already */
+#define PYL_SEED_RESTART 2 /* the stream of `seed` from its beginning */
 
 /* Tokens the model file says to suppress are never drawn. Order: grammar, bias, steering, penalties, top_k, typical_p, top_p, min_p, temperature, draw. temperature <= 0 takes the most likely token. */
 typedef struct pyl_sampling {
@@ -401,7 +427,8 @@ typedef struct pyl_metrics {
     uint32_t struct_size;
     int32_t levels;              /* PYL_METRICS_*, or their sum */
     uint64_t n_tokens;           /* tokens measured: those that commit_n and tick_n decoded while the branch had logits */
-    double model_surprisal;      /* sum over them, nats; perplexity is exp(model_surprisal / n_tokens) */
+    double model_surprisal;      /* sum over them, nats; perplexity is exp(model_surprisal / n_tokens). A token whose logit was -infinity
+                                    (set_logits) makes it +infinity */
     double model_entropy;        /* sum, nats */
     double last_model_surprisal; /* of the newest of them */
     double last_model_entropy;
@@ -510,10 +537,11 @@ PYL_API int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, 
 PYL_API int32_t pyl_sample_n(pyl_store * store, const pyl_branch * branches, size_t n, int32_t * tokens);
 
 /* Decodes one token for each branch in exactly one dispatch, and feeds it to that branch's grammar and penalty window.
- * In a deterministic store it takes a dispatch for each branch, in the order given, and a failure's index says how many landed.
+ * In a deterministic store it takes a dispatch for each branch, in the order given.
  * Errors: PYL_E_CONTEXT, PYL_E_GRAMMAR (not legal; its index), PYL_E_INVALID (a branch twice, more than n_batch, an id outside
  * the vocabulary), PYL_E_STALE, PYL_E_POISONED: unchanged. PYL_E_NO_CELLS: unchanged. PYL_E_DECODE: these branches are
- * poisoned. Thread: store. */
+ * poisoned. In a deterministic store these two tell the index of the branch they struck: those before it have landed, those after
+ * were not tried. Thread: store. */
 PYL_API int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32_t * tokens, size_t n);
 
 #define PYL_FINISH_NONE 0   /* can go on */
@@ -620,10 +648,12 @@ PYL_API int32_t pyl_score_n(pyl_store * store, pyl_branch source, const int32_t 
  * Errors: PYL_E_STALE, PYL_E_POISONED, PYL_E_OUT_OF_MEMORY, PYL_E_UNSUPPORTED (this memory cannot be saved). Thread: store. */
 PYL_API int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
 
-/* Makes a new root of a saved branch: it continues token for token. All or nothing. The bytes are checked against damage, not against
- * malice: load what you would also load as a model.
+/* Makes a new root of a saved branch: it continues token for token, bit for bit if its cells lay in the order of its tokens (after
+ * pruning, and with swa_full = 0, they may not, and last bits may differ). All or nothing. The bytes are checked against damage, not
+ * against malice: load what you would also load as a model.
  * Errors: PYL_E_FORMAT (damaged, or not a saved branch), PYL_E_UNSUPPORTED (saved with another model, engine, KV type or flash
- * attention; the message names both sides), PYL_E_NO_LEASE, PYL_E_CONTEXT (need and have in cells). Thread: store. */
+ * attention; the message names both sides; or so far on that in this store positions could get beyond 2^24), PYL_E_NO_LEASE,
+ * PYL_E_CONTEXT (need and have in cells). Thread: store. */
 PYL_API int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data);
 
 /* What saved bytes hold, as JSON: format, bytes, engine, model {name, fingerprint, n_vocab}, kv {type_k, type_v, flash_attn}, position, cells,

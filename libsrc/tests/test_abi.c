@@ -2,6 +2,7 @@
  * and that nothing is left alive at the end. Runs on the stub engine, also in a library built with llama.cpp. */
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -97,7 +98,7 @@ static pyl_live live(void) {
 
 static void check_nothing_alive(int line) {
     const pyl_live n = live();
-    that(n.models + n.weights + n.stores + n.contexts + n.branches + n.grammars + n.texts == 0, line, "nothing is alive");
+    that(n.models + n.weights + n.stores + n.contexts + n.branches + n.grammars + n.texts + n.embedders == 0, line, "nothing is alive");
 }
 
 static int contains(const pyl_text * text, const char * part) { return strstr(pyl_text_data(text), part) != NULL; }
@@ -127,6 +128,10 @@ static void test_library(void) {
     SIZE_IS_TOLD(pyl_lane);
     SIZE_IS_TOLD(pyl_tick);
     SIZE_IS_TOLD(pyl_logits_view);
+    SIZE_IS_TOLD(pyl_metrics);
+    SIZE_IS_TOLD(pyl_distribution);
+    SIZE_IS_TOLD(pyl_embedder_params);
+    SIZE_IS_TOLD(pyl_embedder_info);
     snprintf(part, sizeof part, "\"final_token\":[%u,4]", (unsigned)offsetof(pyl_lane, final_token));
     CHECK(contains(text, part));
     snprintf(part, sizeof part, "\"message\":[%u,%u]", (unsigned)offsetof(pyl_error, message), (unsigned)sizeof(char *));
@@ -316,6 +321,47 @@ static void test_vocabulary(const pyl_model * model) {
     INVALID(pyl_chat_parse(NULL, 2, &text));
     INVALID(pyl_chat_parse("{}", 2, NULL));
     CHECK(text == NULL);
+
+    const int has_llama = built_with_llama();
+    IS(has_llama ? PYL_OK : PYL_E_UNSUPPORTED, pyl_schema_to_gbnf("{}x", 2, &text)); /* the length counts, not a NUL */
+    if (has_llama) CHECK(contains(text, "root ::= "));
+    pyl_text_free(text);
+    text = NULL;
+    IS(has_llama ? PYL_E_FORMAT : PYL_E_UNSUPPORTED, pyl_schema_to_gbnf("not json", 8, &text));
+    IS(has_llama ? PYL_E_FORMAT : PYL_E_UNSUPPORTED, pyl_schema_to_gbnf(NULL, 0, &text));
+    IS(PYL_E_UNSUPPORTED, pyl_schema_to_gbnf("{\"not\":{}}", 10, &text));
+    CHECK(strstr(pyl_error_last()->message, has_llama ? "not at #: " : "without llama.cpp") != NULL);
+    INVALID(pyl_schema_to_gbnf(NULL, 2, &text));
+    INVALID(pyl_schema_to_gbnf("{}", 2, NULL));
+    CHECK(text == NULL);
+
+    static const char gbnf[] = "root ::= \"h\xc3\xa9\"";
+    const size_t n_gbnf = sizeof gbnf - 1;
+    int32_t is_complete = 77;
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h\xc3\xa9", 3, &n, &is_complete));
+    CHECK(n == 3 && is_complete == 1);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, "root", "h", 1, &n, &is_complete));
+    CHECK(n == 1 && is_complete == 0);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h\xc3\xa9!", 4, &n, &is_complete));
+    CHECK(n == 3 && is_complete == 0);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "x", 1, &n, &is_complete));
+    CHECK(n == 0 && is_complete == 0);
+    OK(pyl_grammar_match(model, gbnf, n_gbnf, NULL, NULL, 0, &n, &is_complete));
+    CHECK(n == 0 && is_complete == 0);
+    OK(pyl_grammar_match(model, "root ::= \"\"", 11, NULL, "", 0, &n, &is_complete));
+    CHECK(n == 0 && is_complete == 1);
+    n = 77, is_complete = 77;
+    IS(PYL_E_GRAMMAR, pyl_grammar_match(model, gbnf, n_gbnf, "start", "h", 1, &n, &is_complete));
+    IS(PYL_E_GRAMMAR, pyl_grammar_match(model, gbnf, 7, NULL, "h", 1, &n, &is_complete));
+    IS(PYL_E_GRAMMAR, pyl_grammar_match(model, NULL, 0, NULL, "h", 1, &n, &is_complete));
+    IS(PYL_E_FORMAT, pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h\xc3", 2, &n, &is_complete));
+    INVALID(pyl_grammar_match(model, NULL, 1, NULL, "h", 1, &n, &is_complete));
+    INVALID(pyl_grammar_match(model, gbnf, n_gbnf, NULL, NULL, 1, &n, &is_complete));
+    INVALID(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h", 1, NULL, &is_complete));
+    INVALID(pyl_grammar_match(model, gbnf, n_gbnf, NULL, "h", 1, &n, NULL));
+    CLOSED(pyl_grammar_match(NULL, gbnf, n_gbnf, NULL, "h", 1, &n, &is_complete));
+    CHECK(n == 77 && is_complete == 77); /* untouched on failure */
+    IS(0, live().grammars);
 }
 
 static void test_store_open(const pyl_model * model) {
@@ -571,6 +617,41 @@ static void test_null_in_store(const pyl_model * model) {
     INVALID(pyl_branch_set_bias(store, b, PYL_BIAS, NULL, &one_float, 1));
     INVALID(pyl_branch_set_bias(store, b, PYL_BIAS, &one_token, NULL, 1));
     INVALID(pyl_branch_set_bias(store, b, 2, &one_token, &one_float, 1));
+    pyl_text * text = NULL;
+    const uint8_t bytes[4] = {1, 2, 3, 4};
+    const uint32_t lengths[2] = {2, 1};
+    float row[300];
+    pyl_metrics metrics = {0};
+    INVALID(pyl_branch_save(store, b, 0, NULL));
+    INVALID(pyl_branch_save(store, b, 2, &text));
+    INVALID(pyl_branch_save(store, b, UINT32_MAX, &text));
+    IS(PYL_E_STALE, pyl_branch_save(store, 0, 0, &text));
+    INVALID(pyl_branch_load(store, NULL, bytes, 4));
+    INVALID(pyl_branch_load(store, &out, NULL, 4));
+    IS(PYL_E_FORMAT, pyl_branch_load(store, &out, NULL, 0));
+    IS(PYL_E_FORMAT, pyl_branch_load(store, &out, bytes, 4));
+    INVALID(pyl_saved_describe(bytes, 4, NULL));
+    INVALID(pyl_saved_describe(NULL, 4, &text));
+    IS(PYL_E_FORMAT, pyl_saved_describe(NULL, 0, &text));
+    IS(PYL_E_FORMAT, pyl_saved_describe(bytes, 4, &text));
+    CHECK(out == 0 && text == NULL);
+    INVALID(pyl_branch_set_metrics(store, b, 4));
+    INVALID(pyl_branch_set_metrics(store, b, -1));
+    IS(PYL_E_STALE, pyl_branch_set_metrics(store, 0, 0));
+    INVALID(pyl_branch_get_metrics(store, b, NULL));
+    INVALID(pyl_branch_get_metrics(store, b, &metrics)); /* struct_size not set */
+    INVALID(pyl_branch_logits_at(store, b, NULL, 1, row));
+    INVALID(pyl_branch_logits_at(store, b, &one_token, 1, NULL));
+    INVALID(pyl_branch_priors(store, b, NULL, row, 1, &n, NULL));
+    INVALID(pyl_branch_priors(store, b, &token, NULL, 1, &n, NULL));
+    INVALID(pyl_branch_priors(store, b, &token, row, 1, NULL, NULL));
+    INVALID(pyl_score_n(store, b, NULL, lengths, 2, &one_token, 1, row));
+    INVALID(pyl_score_n(store, b, hello, NULL, 2, &one_token, 1, row));
+    INVALID(pyl_score_n(store, b, hello, lengths, 2, NULL, 1, row));
+    INVALID(pyl_score_n(store, b, hello, lengths, 2, &one_token, 1, NULL));
+    INVALID(pyl_branch_reseed_kv(store, b, NULL, 1, NULL));
+    INVALID(pyl_branch_reseed_kv(store, b, NULL, 0, NULL));
+    IS(PYL_E_STALE, pyl_branch_reseed_kv(store, 0, hello, 1, NULL));
     INVALID(pyl_branch_set_chat_grammar(store, b, NULL, 5));
     IS(PYL_E_UNSUPPORTED, pyl_branch_set_chat_grammar(store, b, "{}", 2));
     IS(PYL_E_DIVERGED, pyl_branch_fast_forward(store, b, b));
@@ -580,6 +661,12 @@ static void test_null_in_store(const pyl_model * model) {
     OK(pyl_branch_legal_n(store, b, NULL, 0, NULL));
     OK(pyl_branch_merge_logits(store, b, NULL, 0, 1.0f));
     OK(pyl_branch_set_bias(store, b, PYL_STEER, NULL, NULL, 0));
+    OK(pyl_branch_logits_at(store, b, NULL, 0, NULL));
+    n = 77;
+    OK(pyl_branch_priors(store, b, NULL, NULL, 0, &n, NULL));
+    IS(0, n);
+    OK(pyl_score_n(store, b, NULL, NULL, 0, NULL, 0, NULL));
+    OK(pyl_branch_set_metrics(store, b, 0));
     const pyl_pressure after = pressure_of(store);
     CHECK(before.cells_used == after.cells_used && before.leases_used == after.leases_used && before.n_dispatches == after.n_dispatches && before.n_tokens_sampled == after.n_tokens_sampled);
     IS(0, describe(store, b).n_sampled);
@@ -627,6 +714,15 @@ static void test_null_in_store(const pyl_model * model) {
         CLOSED(pyl_branch_set_bias(bad, b, PYL_BIAS, NULL, NULL, 0));
         CLOSED(pyl_branch_set_chat_grammar(bad, b, "{}", 2));
         CLOSED(pyl_branch_fast_forward(bad, b, b));
+        metrics.struct_size = sizeof metrics;
+        CLOSED(pyl_branch_save(bad, b, 0, &text));
+        CLOSED(pyl_branch_load(bad, &out, bytes, 4));
+        CLOSED(pyl_branch_set_metrics(bad, b, 0));
+        CLOSED(pyl_branch_get_metrics(bad, b, &metrics));
+        CLOSED(pyl_branch_logits_at(bad, b, NULL, 0, NULL));
+        CLOSED(pyl_branch_priors(bad, b, NULL, NULL, 0, &n, NULL));
+        CLOSED(pyl_score_n(bad, 0, NULL, NULL, 0, NULL, 0, NULL));
+        CLOSED(pyl_branch_reseed_kv(bad, b, hello, 1, NULL));
         if (bad == drained) break; /* the handle itself still is one: it is freed below */
         CLOSED(pyl_store_drain(bad));
         CLOSED(pyl_store_free(bad));
@@ -656,6 +752,8 @@ static void test_handles_after_free(void) {
         CLOSED(pyl_detokenize(never[i], &token, 1, 0, &text));
         CLOSED(pyl_token_flags(never[i], &token, 1, &flags));
         CLOSED(pyl_chat_render(never[i], "{}", 2, &text));
+        int32_t is_complete;
+        CLOSED(pyl_grammar_match(never[i], "root ::= \"a\"", 12, NULL, "a", 1, &n, &is_complete));
         CLOSED(pyl_store_open(&other, never[i], NULL));
         CLOSED(pyl_model_free(never[i]));
     }
@@ -695,6 +793,10 @@ static int32_t fill_info(const void * c, void * out) { return (void)c, pyl_model
 static int32_t fill_pressure(const void * c, void * out) { return (void)c, pyl_store_pressure(the_store, (pyl_pressure *)out); }
 static int32_t fill_sampling(const void * c, void * out) { return (void)c, pyl_branch_get_sampling(the_store, the_branch, (pyl_sampling *)out); }
 static int32_t fill_branch(const void * c, void * out) { return (void)c, pyl_branch_describe(the_store, the_branch, (pyl_branch_info *)out); }
+static pyl_embedder * the_embedder;
+static int32_t fill_metrics(const void * c, void * out) { return (void)c, pyl_branch_get_metrics(the_store, the_branch, (pyl_metrics *)out); }
+static int32_t fill_distribution(const void * c, void * out) { return (void)c, pyl_branch_distribution(the_store, the_branch, (pyl_distribution *)out); }
+static int32_t fill_embedder(const void * c, void * out) { return (void)c, pyl_embedder_describe(the_embedder, (pyl_embedder_info *)out); }
 static int32_t fill_logits(const void * c, void * out) { return (void)c, pyl_branch_logits(the_store, the_branch, (pyl_logits_view *)out); }
 
 static void try_sizes(fill call, uint32_t full, int line) {
@@ -741,6 +843,14 @@ static void test_struct_sizes(const pyl_model * model) {
     try_sizes(fill_sampling, sizeof(pyl_sampling), __LINE__);
     try_sizes(fill_branch, sizeof(pyl_branch_info), __LINE__);
     try_sizes(fill_logits, sizeof(pyl_logits_view), __LINE__);
+    try_sizes(fill_distribution, sizeof(pyl_distribution), __LINE__);
+    OK(pyl_branch_set_metrics(the_store, the_branch, PYL_METRICS_MODEL | PYL_METRICS_SAMPLING));
+    const int32_t one = 'x';
+    OK(pyl_commit_n(the_store, &the_branch, &one, 1)); /* so that the fields are not all 0 */
+    try_sizes(fill_metrics, sizeof(pyl_metrics), __LINE__);
+    OK(pyl_embedder_open(&the_embedder, model, NULL));
+    try_sizes(fill_embedder, sizeof(pyl_embedder_info), __LINE__);
+    OK(pyl_embedder_free(the_embedder));
 
     /* In-structs: an older caller's is read as far as it goes, and what it does not know has its default. */
     pyl_sampling defaults;
@@ -765,13 +875,15 @@ static void test_struct_sizes(const pyl_model * model) {
     }
     pyl_store_params sp;
     pyl_store_params_init(&sp);
-    sp.n_ctx = 64;
+    sp.n_ctx = 64, sp.deterministic = 1;
     for (uint32_t size = 8; size <= sizeof sp; size += 4) {
         pyl_store_params * const part = (pyl_store_params *)malloc(size);
         memcpy(part, &sp, size);
         part->struct_size = size;
         pyl_store * store = NULL;
         if (CHECK(pyl_store_open(&store, model, part) == PYL_OK)) {
+            IS(1, pressure_of(store).swa_full); /* what a caller does not know of has its default */
+            IS(size == sizeof sp, pressure_of(store).deterministic);
             IS(64, pressure_of(store).n_ctx);
             IS(8, pressure_of(store).leases_remaining);
             OK(pyl_store_free(store));
@@ -792,12 +904,32 @@ static void test_struct_sizes(const pyl_model * model) {
         OK(pyl_model_free(second));
         free(part);
     }
+    pyl_embedder_params ep;
+    pyl_embedder_params_init(&ep);
+    ep.n_ctx = 77, ep.pooling = PYL_POOLING_LAST;
+    for (uint32_t size = 4; size <= sizeof ep; size += 4) {
+        pyl_embedder_params * const part = (pyl_embedder_params *)malloc(size);
+        memcpy(part, &ep, size);
+        part->struct_size = size;
+        pyl_embedder * embedder = NULL;
+        if (CHECK(pyl_embedder_open(&embedder, model, part) == PYL_OK)) {
+            pyl_embedder_info info;
+            info.struct_size = sizeof info;
+            OK(pyl_embedder_describe(embedder, &info));
+            IS(size > offsetof(pyl_embedder_params, n_ctx) ? 77 : 512, info.n_ctx);
+            IS(size > offsetof(pyl_embedder_params, pooling) ? PYL_POOLING_LAST : PYL_POOLING_MEAN, info.pooling);
+            OK(pyl_embedder_free(embedder));
+        }
+        free(part);
+    }
     const uint32_t wrong[] = {0, 1, 3, sizeof(pyl_sampling) + 4, UINT32_MAX};
     for (size_t i = 0; i < COUNT(wrong); i++) {
         pyl_branch b = 0;
         pyl_store * store = NULL;
         pyl_model * other = NULL;
-        defaults.struct_size = wrong[i], sp.struct_size = wrong[i], mp.struct_size = wrong[i];
+        defaults.struct_size = wrong[i], sp.struct_size = wrong[i], mp.struct_size = wrong[i], ep.struct_size = wrong[i];
+        pyl_embedder * embedder = NULL;
+        INVALID(pyl_embedder_open(&embedder, model, &ep));
         INVALID(pyl_branch_create(the_store, &b, 0, &defaults));
         INVALID(pyl_branch_set_sampling(the_store, the_branch, &defaults));
         INVALID(pyl_store_open(&store, model, &sp));
@@ -813,7 +945,7 @@ static void test_struct_sizes(const pyl_model * model) {
         lane.struct_size = sizeof lane, tick.struct_size = wrong[i];
         INVALID(pyl_tick_n(the_store, &tick, &lane, 1, &token));
     }
-    IS(5, describe(the_store, the_branch).cells_own);
+    IS(6, describe(the_store, the_branch).cells_own);
     OK(pyl_store_free(the_store));
 }
 
@@ -892,6 +1024,232 @@ static void test_errors(const pyl_model * model) {
     }
 }
 
+/* Saved and loaded: texts are the caller's to free, and what they hold is told without a store. */
+static void test_saved(const pyl_model * model) {
+    pyl_store * store = open_store(model, 64);
+    const pyl_branch b = new_branch(store);
+    pyl_run run = run_of(b, hello, 5);
+    OK(pyl_prefill_n(store, &run, 1, 0, NULL));
+    pyl_text *text = NULL, *bare = NULL, *told = NULL;
+    OK(pyl_branch_save(store, b, PYL_SAVE_LOGITS, &text));
+    OK(pyl_branch_save(store, b, 0, &bare));
+    IS(2, live().texts);
+    IS(300 * sizeof(float), pyl_text_size(text) - pyl_text_size(bare));
+    OK(pyl_saved_describe((const uint8_t *)pyl_text_data(text), pyl_text_size(text), &told));
+    CHECK(contains(told, "\"format\":1") && contains(told, "\"position\":5") && contains(told, "\"cells\":5") && contains(told, "\"has_logits\":true") && contains(told, "\"has_grammar\":false"));
+    CHECK(contains(told, "\"engine\":\"stub 1\"") && contains(told, "\"n_vocab\":300") && contains(told, "\"type_k\":\"f16\""));
+    char size[64];
+    snprintf(size, sizeof size, "\"bytes\":%u,", (unsigned)pyl_text_size(text));
+    CHECK(contains(told, size));
+    pyl_text_free(told);
+    pyl_branch loaded = 0;
+    OK(pyl_branch_load(store, &loaded, (const uint8_t *)pyl_text_data(text), pyl_text_size(text)));
+    CHECK(loaded != 0 && loaded != b);
+    const pyl_branch_info info = describe(store, loaded);
+    CHECK(info.position == 5 && info.cells_own == 5 && info.cells_inherited == 0 && info.parent == 0 && info.has_logits && info.last_token == -1);
+    pyl_text_free(text); /* copied: the branch does not need it any more */
+    float x[2], y[2];
+    const int32_t ids[2] = {7, 299};
+    OK(pyl_branch_logits_at(store, b, ids, 2, x));
+    OK(pyl_branch_logits_at(store, loaded, ids, 2, y));
+    CHECK(x[0] == y[0] && x[1] == y[1]);
+    pyl_branch other = 4711;
+    IS(PYL_E_FORMAT, pyl_branch_load(store, &other, (const uint8_t *)pyl_text_data(bare), pyl_text_size(bare) - 1));
+    IS((long long)pyl_text_size(bare), pyl_error_last()->need);
+    IS((long long)pyl_text_size(bare) - 1, pyl_error_last()->have);
+    IS(4711, other);
+    pyl_model * another = open_model("stub:n_vocab=301");
+    pyl_store * elsewhere = open_store(another, 64);
+    IS(PYL_E_UNSUPPORTED, pyl_branch_load(elsewhere, &other, (const uint8_t *)pyl_text_data(bare), pyl_text_size(bare)));
+    CHECK(strstr(pyl_error_last()->message, "stub of 300") && strstr(pyl_error_last()->message, "stub of 301"));
+    OK(pyl_store_free(elsewhere));
+    OK(pyl_model_free(another));
+    pyl_text_free(bare);
+    IS(0, live().texts);
+    OK(pyl_store_free(store));
+}
+
+static void test_measures(const pyl_model * model) {
+    pyl_store * store = open_store(model, 64);
+    const pyl_branch b = new_branch(store);
+    pyl_run run = run_of(b, hello, 5);
+    OK(pyl_prefill_n(store, &run, 1, 0, NULL));
+    /* Priors: as many as asked for, and how many there are. */
+    int32_t tokens[4] = {-7, -7, -7, -7};
+    float log_probs[4];
+    size_t n = 77, n_legal = 77;
+    OK(pyl_branch_priors(store, b, tokens, log_probs, 3, &n, &n_legal));
+    CHECK(n == 3 && n_legal == 300 && tokens[3] == -7 && tokens[0] >= 0 && log_probs[0] >= log_probs[1] && log_probs[1] >= log_probs[2] && log_probs[0] < 0);
+    OK(pyl_branch_priors(store, b, tokens, log_probs, 1, &n, NULL));
+    pyl_distribution d;
+    d.struct_size = sizeof d;
+    OK(pyl_branch_distribution(store, b, &d));
+    IS(d.most_likely, tokens[0]);
+    /* Metrics: zero, then one token's. */
+    pyl_metrics m;
+    memset(&m, 0xAB, sizeof m);
+    m.struct_size = sizeof m;
+    OK(pyl_branch_get_metrics(store, b, &m));
+    CHECK(m.levels == 0 && m.n_tokens == 0 && m.model_surprisal == 0);
+    OK(pyl_branch_set_metrics(store, b, PYL_METRICS_MODEL));
+    OK(pyl_commit_n(store, &b, tokens, 1));
+    OK(pyl_branch_get_metrics(store, b, &m));
+    CHECK(m.levels == PYL_METRICS_MODEL && m.n_tokens == 1 && fabs(m.model_surprisal + log_probs[0]) < 1e-5 && fabs(m.last_model_entropy - d.entropy) < 1e-9);
+    /* Scores: rows in order, whole or in part, and nothing left. */
+    const uint32_t lengths[3] = {1, 2, 2};
+    float some[3], whole[3 * 300];
+    const int32_t id = 9;
+    const pyl_pressure before = pressure_of(store);
+    OK(pyl_score_n(store, b, hello, lengths, 3, &id, 1, some));
+    OK(pyl_score_n(store, b, hello, lengths, 3, NULL, 0, whole));
+    for (int i = 0; i < 3; i++) CHECK(some[i] == whole[300 * i + 9]);
+    CHECK(before.cells_used == pressure_of(store).cells_used && before.leases_used == pressure_of(store).leases_used);
+    const uint32_t many[1] = {5};
+    INVALID(pyl_score_n(store, 0, hello, many, 1, &tokens[3], 1, some)); /* -7 */
+    IS(0, pyl_error_last()->index);
+    /* Reading anew: how much is in, also when nothing is. */
+    uint32_t landed = 77;
+    OK(pyl_branch_reseed_kv(store, b, hello, 3, &landed));
+    IS(3, landed);
+    IS(3, describe(store, b).position);
+    landed = 77;
+    INVALID(pyl_branch_reseed_kv(store, b, tokens + 3, 1, &landed));
+    IS(0, landed);
+    OK(pyl_branch_reseed_kv(store, b, hello, 5, NULL));
+    OK(pyl_store_free(store));
+}
+
+static void test_embedder(const pyl_model * model) {
+    pyl_embedder_params p;
+    pyl_embedder_params_init(NULL);
+    pyl_embedder_params_init(&p);
+    CHECK(p.struct_size == sizeof p && p.n_ctx == 0 && p.n_threads == 0 && p.pooling == PYL_POOLING_MODEL && p.flash_attn == PYL_FLASH_ATTN_AUTO);
+    pyl_embedder * e = NULL;
+    INVALID(pyl_embedder_open(NULL, model, &p));
+    CLOSED(pyl_embedder_open(&e, NULL, &p));
+#define NO_EMBEDDER(...)                              \
+    do {                                              \
+        pyl_embedder_params_init(&p);                 \
+        __VA_ARGS__;                                  \
+        INVALID(pyl_embedder_open(&e, model, &p));    \
+    } while (0)
+    NO_EMBEDDER(p.pooling = -1);
+    NO_EMBEDDER(p.pooling = 4);
+    NO_EMBEDDER(p.flash_attn = 3);
+    NO_EMBEDDER(p.flash_attn = -1);
+    NO_EMBEDDER(p.n_threads = 513);
+    NO_EMBEDDER(p.n_ctx = 4097); /* beyond what the model was trained with */
+    CHECK(pyl_error_last()->need == 4097 && pyl_error_last()->have == 4096);
+    NO_EMBEDDER(p.n_ctx = UINT32_MAX);
+    CHECK(e == NULL);
+    IS(0, live().embedders + live().contexts);
+    pyl_model * bare = open_model("stub:n_ctx_train=0");
+    INVALID(pyl_embedder_open(&e, bare, NULL)); /* there is no context to take */
+    OK(pyl_model_free(bare));
+    pyl_model_params mp;
+    pyl_model_params_init(&mp);
+    mp.vocab_only = 1;
+    OK(pyl_model_open(&bare, "stub:", 5, &mp));
+    IS(PYL_E_UNSUPPORTED, pyl_embedder_open(&e, bare, NULL));
+    OK(pyl_model_free(bare));
+
+    OK(pyl_embedder_open(&e, model, NULL));
+    pyl_embedder_info info;
+    info.struct_size = sizeof info;
+    OK(pyl_embedder_describe(e, &info));
+    CHECK(info.n_embd == 8 && info.n_ctx == 512 && info.pooling == PYL_POOLING_MEAN && info.n_dispatches == 0 && info.n_texts == 0 && info.n_tokens == 0);
+    IS(1, live().embedders);
+    IS(1, live().contexts);
+    const uint32_t lengths[2] = {2, 3};
+    float out[16];
+    out[0] = out[15] = -7;
+    INVALID(pyl_embed_n(e, NULL, lengths, 2, 1, out));
+    INVALID(pyl_embed_n(e, hello, NULL, 2, 1, out));
+    INVALID(pyl_embed_n(e, hello, lengths, 2, 1, NULL));
+    const uint32_t empty[2] = {2, 0};
+    INVALID(pyl_embed_n(e, hello, empty, 2, 1, out));
+    IS(1, pyl_error_last()->index);
+    CHECK(out[0] == -7 && out[15] == -7);
+    OK(pyl_embed_n(e, NULL, NULL, 0, 1, NULL));
+    OK(pyl_embed_n(e, hello, lengths, 2, 1, out));
+    CHECK(out[0] != -7 && out[15] != -7 && fabsf(out[0]) <= 1);
+    OK(pyl_embedder_describe(e, &info));
+    CHECK(info.n_dispatches == 1 && info.n_texts == 2 && info.n_tokens == 5);
+    INVALID(pyl_embedder_describe(e, NULL));
+
+    /* What is freed, what never was one, and what is something else. */
+    pyl_store * store = open_store(model, 64);
+    OK(pyl_embedder_free(e));
+    pyl_embedder * const never[] = {NULL, e, (pyl_embedder *)(uintptr_t)1, (pyl_embedder *)UINTPTR_MAX, (pyl_embedder *)(void *)store, (pyl_embedder *)(void *)&info};
+    for (size_t i = 0; i < COUNT(never); i++) {
+        CLOSED(pyl_embedder_describe(never[i], &info));
+        CLOSED(pyl_embed_n(never[i], hello, lengths, 2, 1, out));
+        CLOSED(pyl_embedder_free(never[i]));
+    }
+    OK(pyl_store_free(store));
+    IS(0, live().embedders + live().contexts);
+    /* It keeps the weights it needs. */
+    pyl_model * own = open_model("stub:n_vocab=290");
+    OK(pyl_embedder_open(&e, own, NULL));
+    OK(pyl_model_free(own));
+    OK(pyl_embed_n(e, hello, lengths, 2, 0, out));
+    OK(pyl_embedder_free(e));
+}
+
+static pyl_store * busy_store;
+static pyl_branch busy_branch;
+static int32_t busy_result;
+
+static void * decode_for_long(void * unused) {
+    static int32_t tokens[5000];
+    pyl_run run = run_of(busy_branch, tokens, COUNT(tokens));
+    busy_result = pyl_prefill_n(busy_store, &run, 1, 0, NULL);
+    return unused;
+}
+
+/* While another thread is inside, every call on the store is refused, and changes nothing. */
+static void test_busy(void) {
+    pyl_model * slow = open_model("stub:spin_us=2000;n_ctx_train=100000");
+    pyl_store_params p;
+    pyl_store_params_init(&p);
+    p.n_ctx = 5100, p.n_batch = 8, p.n_threads = 1;
+    OK(pyl_store_open(&busy_store, slow, &p));
+    const pyl_branch b = busy_branch = new_branch(busy_store);
+    pthread_t thread;
+    if (!CHECK(pthread_create(&thread, NULL, decode_for_long, NULL) == 0)) return;
+    while (pressure_of(busy_store).n_dispatches == 0) {}
+#define BUSY(call) IS(PYL_E_BUSY, call)
+    pyl_text * text = NULL;
+    pyl_branch out = 0;
+    pyl_metrics m;
+    m.struct_size = sizeof m;
+    int32_t token = 5;
+    float x = -7;
+    size_t n = 77;
+    uint32_t landed = 77;
+    const uint32_t length = 1;
+    const uint8_t bytes[4] = {0};
+    BUSY(pyl_branch_save(busy_store, b, 0, &text));
+    BUSY(pyl_branch_load(busy_store, &out, bytes, 4));
+    BUSY(pyl_branch_set_metrics(busy_store, b, 1));
+    BUSY(pyl_branch_get_metrics(busy_store, b, &m));
+    BUSY(pyl_branch_logits_at(busy_store, b, &token, 1, &x));
+    BUSY(pyl_branch_priors(busy_store, b, &token, &x, 1, &n, NULL));
+    BUSY(pyl_score_n(busy_store, 0, &token, &length, 1, &token, 1, &x));
+    BUSY(pyl_branch_reseed_kv(busy_store, b, &token, 1, &landed));
+    IS(-1, pyl_error_last()->index);
+    IS(PYL_STATE_UNCHANGED, pyl_error_last()->state);
+    CHECK(text == NULL && out == 0 && x == -7 && token == 5 && n == 77 && landed == 77);
+    OK(pyl_store_cancel(busy_store));
+    CHECK(pthread_join(thread, NULL) == 0);
+    IS(PYL_E_CANCELLED, busy_result);
+    CHECK(describe(busy_store, b).position % 8 == 0);
+    OK(pyl_branch_get_metrics(busy_store, b, &m));
+    IS(0, m.levels);
+    OK(pyl_store_free(busy_store));
+    OK(pyl_model_free(slow));
+}
+
 int main(void) {
     IS(PYL_OK, pyl_error_last()->code); /* nothing has failed yet */
     IS(-1, pyl_error_last()->index);
@@ -907,6 +1265,10 @@ int main(void) {
     test_null_in_store(model);
     test_struct_sizes(model);
     test_errors(model);
+    test_saved(model);
+    test_measures(model);
+    test_embedder(model);
+    test_busy();
     OK(pyl_model_free(model));
     test_handles_after_free();
     pyl_model_params_init(NULL);

@@ -1,4 +1,8 @@
 // The small parts of the kernel: the log, JSON strings, the registry of weights, the count of cores.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -77,6 +81,62 @@ void test_log() {
     CHECK(drained() == want);
 }
 
+// Several threads write and several drain: each line comes out once, in its writer's order, and nobody finishes another's line.
+void test_log_on_many_threads() {
+    log_add(LogLevel::warning, "mine");
+    std::thread([] { log_add(LogLevel::warning, "another's"); }).join();
+    log_add(LogLevel::warning, " goes on", true);
+    CHECK(drained() == "WARNING mine\nWARNING another's\nWARNING  goes on\n");
+    constexpr int n_writers = 3, n_lines = 400;
+    std::atomic<int> n_writing{n_writers};
+    std::array<std::string, 2> heard;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < n_writers; t++) {
+        threads.emplace_back([&, t] {
+            for (int i = 0; i < n_lines; i++) {
+                log_add(LogLevel::warning, std::to_string(t) + ":" + std::to_string(i));
+                log_add(LogLevel::warning, std::string(3, static_cast<char>('a' + t)), true);  // joined, or a line of its own: never another's
+            }
+            n_writing--;
+        });
+    }
+    for (std::string & into : heard) {
+        threads.emplace_back([&] {
+            uint64_t dropped = 0;
+            for (bool is_last = false; !is_last;) {
+                is_last = n_writing == 0;
+                into += log_drain(dropped);
+                CHECK_EQ(dropped, 0);
+            }
+        });
+    }
+    for (auto & thread : threads) thread.join();
+    std::array<std::array<int, n_lines>, n_writers> n_seen{};
+    std::array<int, n_writers> n_rests{};
+    for (const std::string & all : heard) {
+        std::array<int, n_writers> last{-1, -1, -1};
+        std::istringstream lines(all);
+        for (std::string line; std::getline(lines, line);) {
+            const std::string said = line.substr(std::string("WARNING ").size());
+            if (const size_t colon = said.find(':'); colon != std::string::npos) {
+                const auto t = static_cast<size_t>(std::stoi(said));
+                const int i = std::stoi(said.substr(colon + 1));
+                CHECK(i > last[t]);
+                last[t] = i;
+                n_seen[t][static_cast<size_t>(i)]++;
+            }
+            const size_t letter = said.find_first_not_of("0123456789:");
+            if (letter == std::string::npos) continue;
+            const auto t = static_cast<size_t>(said[letter] - 'a');
+            CHECK(t < n_writers && said.substr(letter) == std::string(3, said[letter]));
+            CHECK(letter == 0 || said[0] == static_cast<char>('0' + t));
+            n_rests[t]++;
+        }
+    }
+    for (const auto & seen : n_seen) CHECK(std::all_of(seen.begin(), seen.end(), [](int n) { return n == 1; }));
+    for (const int n : n_rests) CHECK_EQ(n, n_lines);
+}
+
 void test_json() {
     CHECK(json_quote("") == R"("")");
     CHECK(json_quote("a\"b\\c/") == R"("a\"b\\c/")");
@@ -111,6 +171,7 @@ void test_registry() {
 
 int main() {
     test_log();
+    test_log_on_many_threads();
     test_json();
     test_registry();
     CHECK_EQ(live_counts().weights, 0);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "check.hpp"
+#include "core/embedder.hpp"
 #include "stub_store.hpp"
 
 namespace {
@@ -35,6 +36,7 @@ using namespace stub;
 namespace {
 
 uint64_t engine_fails_at = 0;  // the dispatch that fails for good; World itself needs three
+bool is_deterministic = false;
 
 std::shared_ptr<Model> quiet_model() {
     return std::make_shared<Watched>(model("n_vocab=300;fail_rc=-2;fail_rows=1;fail_at=" + std::to_string(engine_fails_at)), [](const std::function<void()> & call) {
@@ -45,8 +47,14 @@ std::shared_ptr<Model> quiet_model() {
 }
 
 // A few branches in every state: a root, children with and without logits of their own, one with a grammar, an empty one.
+ContextParams world_params() {
+    ContextParams params = context(64, 4, 10);
+    params.deterministic = is_deterministic;
+    return params;
+}
+
 struct World {
-    Store store{quiet_model(), context(64, 4, 10)};
+    Store store{quiet_model(), world_params()};
     std::map<pyl_branch, Tokens> paths;  // what each branch must see
     pyl_branch top, a, b, strict, empty;
 
@@ -226,6 +234,250 @@ void test_each() {
     }
 }
 
+constexpr float inf = std::numeric_limits<float>::infinity();
+
+// Everything a branch can have that takes memory.
+void adorn(World & w, pyl_branch branch) {
+    w.store.set_grammar(branch, "root ::= \"abcdefgh, and on until it is longer than any short string\"", "root");
+    for (const Token token : {'a', 'b', 'c'}) commit(w.store, {branch}, {token}), w.paths[branch].push_back(token);
+    const Tokens tokens{257, 258, 7};
+    const std::vector<float> by{-inf, -inf, 1.0f};
+    w.store.set_bias(branch, PYL_BIAS, tokens, by.data());
+    w.store.set_bias(branch, PYL_STEER, tokens, by.data());
+    w.store.set_metrics(branch, PYL_METRICS_MODEL | PYL_METRICS_SAMPLING);
+}
+
+void test_saved() {
+    struct Saved {
+        std::string bytes;
+        pyl_branch loaded = 0;
+    };
+    sweep(
+        "save",
+        [](World & w) {
+            adorn(w, w.strict);
+            return Saved();
+        },
+        [](World & w, Saved & s) { s.bytes = w.store.save(w.strict, true); },
+        [](World & w, Saved & s, bool) {
+            CHECK(s.bytes == w.store.save(w.strict, true));
+            w.paths[w.store.load(s.bytes)] = w.paths[w.strict];
+        });
+    for (const bool with_logits : {true, false}) {
+        sweep(
+            with_logits ? "load with grammar, bias, logits" : "load without logits",
+            [&](World & w) {
+                adorn(w, w.strict);
+                return Saved{w.store.save(w.strict, with_logits)};
+            },
+            [](World & w, Saved & s) { s.loaded = w.store.load(s.bytes); },
+            [&](World & w, Saved & s, bool threw) {
+                CHECK(!threw);  // all or nothing: there is no failure after which something has changed
+                w.paths[s.loaded] = w.paths[w.strict];
+                CHECK(w.store.save(s.loaded, with_logits) == s.bytes);
+            });
+    }
+    CHECK_EQ(live_counts().grammars, 0);
+}
+
+// What a fork carries by now: metrics, and what its grammar has seen.
+void test_forks_that_carry_much() {
+    sweep(
+        "fork with metrics and a grammar half-way",
+        [](World & w) {
+            adorn(w, w.strict);
+            return Branches{0, 0, 0};
+        },
+        [](World & w, Branches & out) { w.store.fork(w.strict, out, nullptr); },
+        [](World & w, const Branches & out, bool threw) {
+            CHECK(!threw);
+            for (const pyl_branch b : out) {
+                w.paths[b] = w.paths[w.strict];
+                CHECK(w.store.get(b).grammar_taken == Tokens({'a', 'b', 'c'}) && same_metrics(w.store.get(b).metrics, w.store.get(w.strict).metrics));
+            }
+            commit(w.store, out, {'d', 'd', 'd'});
+            for (const pyl_branch b : out) w.paths[b].push_back('d');
+        });
+}
+
+void test_measures() {
+    struct None {};
+    const auto none = [](World &) { return None(); };
+    sweep("set_metrics", none, [](World & w, None) { w.store.set_metrics(w.a, PYL_METRICS_MODEL); }, [](World &, None, bool) {});
+    struct Priors {
+        Tokens tokens = Tokens(300, -7);
+        std::vector<float> log_probs = std::vector<float>(300, -7);
+        Row at = Row(2, -7);
+        Snapshot before;
+    };
+    const auto prepare = [](World & w) {
+        adorn(w, w.strict);
+        Priors out;
+        out.before = snapshot(w.store);
+        return out;
+    };
+    sweep(
+        "priors", prepare, [](World & w, Priors & p) { w.store.priors(w.strict, p.tokens, p.log_probs.data()); },
+        [](World & w, Priors & p, bool) { CHECK(p.tokens[0] == 'd' && p.tokens[1] == -7 && snapshot(w.store) == p.before); });
+    sweep(
+        "logits_at", prepare, [](World & w, Priors & p) { w.store.logits_at(w.strict, Tokens{0, 299}, p.at.data()); }, [](World & w, Priors & p, bool) { CHECK(p.at[1] == row(w.store, w.strict)[299]); });
+}
+
+// Prompts that take several rounds of leases and several dispatches; the store must not show it.
+void test_score() {
+    struct Scores {
+        std::vector<Tokens> texts;
+        std::vector<std::span<const Token>> spans;
+        Row out;
+        Snapshot before;
+    };
+    for (const bool continues : {false, true}) {
+        sweep(
+            continues ? "score after a branch" : "score from nothing",
+            [](World & w) {
+                adorn(w, w.strict);
+                Scores s;
+                for (uint32_t i = 0; i < 12; i++) s.texts.push_back(text(1 + i % 5, 50 + i));
+                s.spans.assign(s.texts.begin(), s.texts.end());
+                s.out.assign(24, -7);
+                s.before = snapshot(w.store);
+                return s;
+            },
+            [&](World & w, Scores & s) { w.store.score(continues ? w.strict : 0, s.spans, Tokens{3, 299}, s.out.data()); },
+            [&](World & w, Scores & s, bool threw) {
+                CHECK(!threw && snapshot(w.store) == s.before);
+                for (size_t i = 0; i < s.texts.size(); i++) {
+                    const Row want = replay((continues ? w.paths[w.strict] : Tokens()) + s.texts[i]);
+                    CHECK(s.out[2 * i] == want[3] && s.out[2 * i + 1] == want[299]);
+                }
+            });
+    }
+}
+
+void test_reseed() {
+    struct Reseed {
+        uint32_t landed = 77;
+        Facts before;
+    };
+    for (const bool inherits : {true, false}) {
+        sweep(
+            inherits ? "reseed_kv of a fork" : "reseed_kv of a branch of its own",
+            [&](World & w) {
+                if (!inherits) {
+                    w.empty = root(w.store, text(6, 7));
+                    w.paths[w.empty] = text(6, 7);
+                }
+                return Reseed{77, facts(w.store, inherits ? w.b : w.empty)};
+            },
+            [&](World & w, Reseed & r) { w.store.reseed_kv(inherits ? w.b : w.empty, text(11, 9), r.landed); },
+            [&](World & w, Reseed & r, bool threw) {
+                const pyl_branch branch = inherits ? w.b : w.empty;
+                const Facts after = facts(w.store, branch);
+                CHECK(after.position == static_cast<Pos>(r.landed) && after.cells_own == r.landed && after.cells_inherited == 0 && !after.is_poisoned);
+                CHECK(after.history == r.before.history && after.draws == r.before.draws && after.last_token == r.before.last_token);
+                CHECK(threw ? r.landed % 4 == 0 && r.landed < 11 : r.landed == 11);
+                const Tokens whole = text(11, 9);
+                w.paths[branch] = Tokens(whole.begin(), whole.begin() + r.landed);
+            });
+    }
+}
+
+// Branches with metrics, and in a deterministic store, where the first of a call may be in and the others not.
+void test_decoding() {
+    struct Call {
+        Branches branches;
+        Tokens tokens;
+        Snapshot before;
+    };
+    for (const bool alone : {false, true}) {
+        is_deterministic = alone;
+        sweep(
+            alone ? "deterministic commit with metrics" : "commit with metrics",
+            [](World & w) {
+                for (const pyl_branch b : {w.strict, w.a, w.b}) w.store.set_metrics(b, PYL_METRICS_MODEL | PYL_METRICS_SAMPLING);
+                return Call{{w.strict, w.a, w.b}, {'a', 10, 11}, snapshot(w.store)};
+            },
+            [](World & w, Call & c) { w.store.commit(c.branches, c.tokens.data()); },
+            [&](World & w, const Call & c, bool threw) {
+                CHECK(!threw || alone);  // one dispatch is all or nothing here
+                size_t n_landed = 0;
+                for (size_t i = 0; i < 3; i++) {
+                    const auto was = std::find_if(c.before.branches.begin(), c.before.branches.end(), [&](const Facts & f) { return f.handle == c.branches[i]; });
+                    const Facts now = facts(w.store, c.branches[i]);
+                    if (now == *was) continue;
+                    CHECK_EQ(i, n_landed++);  // the first ones, and whole
+                    CHECK(now.position == was->position + 1 && now.last_token == c.tokens[i] && now.history.size() == was->history.size() + 1);
+                    CHECK_EQ(now.metrics.n_tokens, 1);
+                    w.paths[c.branches[i]].push_back(c.tokens[i]);
+                }
+                CHECK(threw ? n_landed > 0 && n_landed < 3 : n_landed == 3);
+            });
+        sweep(
+            alone ? "deterministic ticks with metrics" : "ticks with metrics",
+            [](World & w) {
+                for (const pyl_branch b : {w.top, w.b}) w.store.get(b).grammar = std::make_unique<OnlyThese>(Tokens{65, 66, 67, 68});
+                for (const pyl_branch b : {w.top, w.b, w.strict}) w.store.set_metrics(b, PYL_METRICS_MODEL | PYL_METRICS_SAMPLING);
+                return lanes({w.top, w.b, w.strict}, 4, {}, {0, 2, 0});
+            },
+            [](World & w, Lanes & l) { run_tick(w.store, l); },
+            [](World & w, const Lanes & l, bool threw) {
+                for (size_t i = 0; i < l.lanes.size(); i++) {
+                    const Branch & branch = w.store.get(l.lanes[i].branch);
+                    const Tokens taken = l.taken(i);
+                    w.paths[l.lanes[i].branch] = w.paths[l.lanes[i].branch] + taken;
+                    CHECK_EQ(l.lanes[i].state, branch.is_poisoned ? PYL_STATE_POISONED : taken.empty() ? PYL_STATE_UNCHANGED : PYL_STATE_ADVANCED);
+                    if (branch.is_poisoned) continue;
+                    CHECK(branch.sampler.history() == (i == 1 ? Tokens{1} + taken : taken));
+                    CHECK_EQ(branch.sampler.draws(), taken.size());
+                    CHECK_EQ(branch.metrics.n_tokens, taken.size());
+                    CHECK(i != 2 || branch.grammar_taken == taken);
+                }
+                CHECK(threw || l.lanes[0].n_tokens == l.tick.n_ticks);
+            });
+    }
+    is_deterministic = false;
+}
+
+void test_embeddings() {
+    std::vector<Tokens> texts;
+    for (uint32_t i = 0; i < 9; i++) texts.push_back(text(1 + i, 50 + i));
+    const std::vector<std::span<const Token>> spans(texts.begin(), texts.end());
+    Row want(9 * 8);
+    Embedder(model(), {32, 1, PYL_POOLING_MODEL, PYL_FLASH_ATTN_AUTO}).embed(spans, true, want.data());
+    int n_failures = 0;
+    for (has_failed = true; has_failed; n_failures += has_failed) {
+        Embedder one(model(), {32, 1, PYL_POOLING_MODEL, PYL_FLASH_ATTN_AUTO});
+        Row out(9 * 8, -7);
+        has_failed = false, goes_on = false, until_failure = ++n_th;
+        is_armed = true;
+        try {
+            one.embed(spans, true, out.data());
+            is_armed = false;
+            CHECK(same_bits(out, want));
+        } catch (const std::bad_alloc &) {
+            is_armed = false;
+            CHECK(has_failed && out == Row(9 * 8, -7));
+        }
+        one.embed(spans, true, out.data());  // nothing is left locked or half filled
+        CHECK(same_bits(out, want));
+    }
+    n_th = 0;
+    std::printf("embed: %d failures\n", n_failures);
+    for (has_failed = true; has_failed;) {
+        has_failed = false, goes_on = false, until_failure = ++n_th;
+        const auto of = model();
+        is_armed = true;
+        try {
+            const Embedder opened(of, {32, 1, PYL_POOLING_MODEL, PYL_FLASH_ATTN_AUTO});
+            is_armed = false;
+        } catch (const std::bad_alloc &) {
+            is_armed = false;
+        }
+        CHECK_EQ(live_counts().contexts, 0);
+    }
+    n_th = 0;
+}
+
 // Telling of a failure of the engine takes memory too; when there is none, what is said must still not be "unchanged".
 void test_telling_of_failures() {
     struct Call {
@@ -319,6 +571,13 @@ void test_a_landed_token_that_cannot_be_recorded() {
 
 int main() {
     test_each();
+    test_saved();
+    test_forks_that_carry_much();
+    test_measures();
+    test_score();
+    test_reseed();
+    test_decoding();
+    test_embeddings();
     test_telling_of_failures();
     test_a_landed_token_that_cannot_be_recorded();
     return check::result("test_memory");

@@ -65,6 +65,7 @@ KV_Q5_1: Final = 7
 KV_IQ4_NL: Final = 8
 SEED_KEEP: Final = 0
 SEED_SET: Final = 1
+SEED_RESTART: Final = 2
 BIAS: Final = 0
 STEER: Final = 1
 METRICS_NONE: Final = 0
@@ -484,6 +485,8 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_token_flags", c_int32, [pyl_model_p, POINTER(c_int32), c_size_t, POINTER(c_uint32)], True),  # int32_t pyl_token_flags(const pyl_model * model, const int32_t * tokens, size_t n_tokens, uint32_t * flags);
     ("pyl_chat_render", c_int32, [pyl_model_p, c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_chat_render(const pyl_model * model, const char * request, size_t n_request, pyl_text ** out);
     ("pyl_chat_parse", c_int32, [c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
+    ("pyl_schema_to_gbnf", c_int32, [c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_schema_to_gbnf(const char * schema, size_t n_schema, pyl_text ** out);
+    ("pyl_grammar_match", c_int32, [pyl_model_p, c_char_p, c_size_t, c_char_p, c_char_p, c_size_t, POINTER(c_size_t), POINTER(c_int32)], True),  # int32_t pyl_grammar_match(const pyl_model * model, const char * gbnf, size_t n_gbnf, const char * root, const char * text, size_t n_text, size_t * n_matched_bytes, int32_t * is_complete);
     ("pyl_store_params_init", None, [POINTER(pyl_store_params)], False),  # void pyl_store_params_init(pyl_store_params * params);
     ("pyl_store_open", c_int32, [POINTER(pyl_store_p), pyl_model_p, POINTER(pyl_store_params)], True),  # int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params);
     ("pyl_store_free", c_int32, [pyl_store_p], True),  # int32_t pyl_store_free(pyl_store * store);

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .. import errors
 from . import capi, load
 
 S = TypeVar("S", bound=ctypes.Structure)
@@ -23,6 +24,10 @@ def new(kind: type[S], **fields: Any) -> S:
 
 def size() -> ctypes.c_size_t:
     return ctypes.c_size_t()
+
+
+def i32() -> ctypes.c_int32:
+    return ctypes.c_int32()
 
 
 def u32() -> ctypes.c_uint32:
@@ -45,8 +50,22 @@ def u32_room(n: int) -> Any:
     return (ctypes.c_uint32 * n)()
 
 
-def i32_array(values: Sequence[int]) -> Any:
-    return (ctypes.c_int32 * len(values))(*values)
+def ids(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Token ids for the library to read, or InvalidArgumentError: a number it would have to cut to 32 bits is another token."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise errors.InvalidArgumentError(f"token ids are whole numbers; these are {array.dtype}")
+    if array.size and (array.min() < -0x8000_0000 or array.max() > 0x7FFF_FFFF):
+        at = int(np.flatnonzero((array < -0x8000_0000) | (array > 0x7FFF_FFFF))[0])
+        error = errors.InvalidArgumentError(f"{array[at]} at {at} is no token id")
+        error.index = at
+        raise error
+    return array.astype(np.int32)
+
+
+def i32_array(values: Sequence[int] | npt.NDArray[Any]) -> Any:
+    checked = ids(values)
+    return (ctypes.c_int32 * checked.size)(*checked.tolist())
 
 
 def i32_room(n: int) -> Any:

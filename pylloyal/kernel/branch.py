@@ -1,9 +1,11 @@
 """A branch: one line of thought in a store, cheap to fork, explicit to prune."""
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
@@ -211,7 +213,7 @@ class Branch(BranchFacts):
         """
         data = self.to_bytes(logits=logits)
         target = Path(path)
-        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        descriptor, name = tempfile.mkstemp(prefix=".pylloyal-", dir=target.parent)  # no part of the target's name, which may be as long as names can be
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
@@ -219,7 +221,8 @@ class Branch(BranchFacts):
                 os.fsync(file.fileno())
             os.replace(name, target)
         except BaseException:
-            os.unlink(name)
+            with contextlib.suppress(FileNotFoundError):  # an interrupt may come when it has its new name already
+                os.unlink(name)
             raise
         return len(data)
 
@@ -259,6 +262,12 @@ class Branch(BranchFacts):
     @sampling.setter
     def sampling(self, sampling: Sampling) -> None:
         self._call(library().pyl_branch_set_sampling, ref(sampling._struct()))
+
+    def reseed(self, seed: int) -> None:
+        """Begin a random stream anew; everything else stays."""
+        s = replace(self.sampling, seed=seed)._struct()
+        s.seed_mode = capi.SEED_RESTART
+        self._call(library().pyl_branch_set_sampling, ref(s))
 
     def set_grammar(self, grammar: Grammar | ChatPrompt | str | None) -> None:
         """Constrain what it says from its next token on; None lifts the constraint.

@@ -100,8 +100,13 @@ class Level:
 
     @property
     def perplexity(self) -> float:
-        """``exp`` of the mean surprisal; NaN before the first token."""
-        return math.exp(self.surprisal / self.n_tokens) if self.n_tokens else math.nan
+        """``exp`` of the mean surprisal, infinity where that is too large for a float; NaN before the first token."""
+        if not self.n_tokens:
+            return math.nan
+        try:
+            return math.exp(self.surprisal / self.n_tokens)
+        except OverflowError:
+            return math.inf
 
     @property
     def mean_entropy(self) -> float:

@@ -31,7 +31,8 @@ class Sampling:
     penalty_last_n : int
         Length of that window, in tokens.
     seed : int or None
-        Start a new random stream; None keeps the one that is there (a new branch gets one from the operating system).
+        The random stream: a new one, or the one that is there, as far as it has come, when it has that seed already. None keeps what
+        is there (a new branch gets one from the operating system); :meth:`Branch.reseed` begins a stream anew.
     """
 
     temperature: float = 0.8

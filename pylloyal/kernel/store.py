@@ -14,7 +14,7 @@ from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import error_of, library
-from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
+from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar
@@ -52,10 +52,13 @@ class Store(Handle):
         Types of the cache. A quantised ``type_v`` needs flash attention.
     swa_full : bool
         True gives the layers with a sliding window cells for the whole context; False a window's worth for each branch, which is
-        far less memory for a long context. Forks are exact either way.
+        far less memory for a long context. Forks see the same cells either way; recycled ones lie in another order, which can move
+        last bits.
     deterministic : bool
         Every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits of its logits: the
-        same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch.
+        same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch. Needs flash
+        attention (recurrent models aside); holds until cells that were given back are taken again (pruning, :meth:`score`,
+        ``swa_full=False``), and with one thread, or fewer than 512 cells in use.
 
     Raises
     ------
@@ -255,7 +258,7 @@ class Store(Handle):
         with self._turn.take():
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
-            step.token_view[:n] = tokens
+            step.token_view[:n] = ids(tokens)
             self._lib.pyl_commit_n(self._ptr(), step.branches, step.tokens, n)
 
     def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int | None] | None = None, stop: Sequence[int] = ()) -> Ticks:
@@ -355,14 +358,17 @@ class Store(Handle):
             return out
         flat, lengths = np.concatenate(lists), np.array([len(item) for item in lists], np.uint32)
         with self._turn.take():
-            arguments = (self._ptr(), self._own(source) if source else 0, i32_of(flat), u32_of(lengths), len(lists), i32_array(tokens or []), n_ids, f32_array(out))
+            arguments = (self._ptr(), self._own(source) if source else 0, i32_of(flat), u32_of(lengths), len(lists), i32_array([] if tokens is None else tokens), n_ids, f32_array(out))
             interruptibly(lambda: self._lib.pyl_score_n(*arguments), self.cancel)
         return out
 
     # ------------------------------------------------------------------------------------------------------------ state
 
-    def from_bytes(self, data: bytes | memoryview) -> Branch:
+    def from_bytes(self, data: bytes | bytearray | memoryview) -> Branch:
         """Make a new root of a branch that :meth:`Branch.to_bytes` gave; it continues token for token.
+
+        Bit for bit, if its cells lay in the order of its tokens: after pruning, and with ``swa_full=False``, they may not, and last
+        bits may differ.
 
         The bytes are checked against damage, not against malice: load what you would also load as a model.
 

@@ -31,7 +31,7 @@ def system_info() -> dict[str, Any]:
     return {"library": str(library_path()), **info, "devices": json.loads(take_text(lib.pyl_devices))}
 
 
-def describe_saved(data: bytes | str | os.PathLike[str]) -> dict[str, Any]:
+def describe_saved(data: bytes | bytearray | memoryview | str | os.PathLike[str]) -> dict[str, Any]:
     """What a saved branch holds, from its bytes or its file: engine, model and its fingerprint, KV types, position, cells, seed.
 
     Raises
@@ -39,8 +39,8 @@ def describe_saved(data: bytes | str | os.PathLike[str]) -> dict[str, Any]:
     FormatError
         Damaged, or not a saved branch.
     """
-    raw = data if isinstance(data, bytes) else Path(data).read_bytes()
-    view = np.frombuffer(raw, np.uint8) if raw else np.empty(0, np.uint8)
+    raw = data if isinstance(data, bytes | bytearray | memoryview) else Path(data).read_bytes()
+    view = np.frombuffer(raw, np.uint8) if len(raw) else np.empty(0, np.uint8)
     found: dict[str, Any] = json.loads(take_text_at(library().pyl_saved_describe, 2, u8_of(view), view.size))
     return found
 

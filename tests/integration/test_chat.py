@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tiny_models import CHATML
 
-from pylloyal import Model, TokenFlags, errors
+from pylloyal import Model, Sampling, TokenFlags, errors
 
 USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
@@ -192,6 +193,24 @@ def test_requests_that_make_no_sense(tiny: Model) -> None:
         options = {k: v for k, v in request.items() if k != "messages"}
         with pytest.raises(errors.FormatError, match=words):
             tiny.chat(request["messages"], **options)  # type: ignore[arg-type]
+
+
+def test_a_lazy_grammar_is_not_woken_by_what_it_cannot_take(tiny: Model) -> None:
+    """A trigger whose own text is not of the language: such a token is illegal, not a branch that is poisoned."""
+    chat = replace(tiny.chat([USER]), grammar='root ::= "y"', grammar_lazy=True, triggers=[{"type": "word", "value": "x", "token": -1}])
+    x, z = tiny.vocab.encode("x")[0], tiny.vocab.encode("z")[0]
+    with tiny.store(n_ctx=256, n_threads=1) as store, store.root(sampling=Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)) as root:
+        root.prefill([z])
+        root.set_grammar(chat)
+        assert root.legal([x, z]) == [False, True]
+        with pytest.raises(errors.GrammarError):
+            root.commit(x)
+        certain = np.full(len(tiny.vocab), -50.0, np.float32)
+        certain[x], certain[z] = 50.0, 0.0
+        root.set_logits(certain)
+        assert root.sample() == z
+        assert store.tick([root]).tokens == [[z]]
+        assert not root.is_poisoned
 
 
 def test_template_kwargs_reach_the_template(tiny_with: Callable[..., Model]) -> None:

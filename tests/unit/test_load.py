@@ -414,7 +414,7 @@ def test_the_layer_test_can_fail(package: str, text: str, word: str, tmp_path: P
 # ---------------------------------------------------------------------------------------------------------------- C++'s layers
 
 SRC = ROOT / "libsrc" / "src"
-ENGINE_HEADER = re.compile(r"(?:.*/)?(?:(?:llama|ggml|gguf|mtmd|clip)[-\w]*\.h(?:pp)?|(?:common|chat|sampling|log|arg|json-schema-to-grammar|peg-parser)\.h"
+ENGINE_HEADER = re.compile(r"(?:.*/)?(?:(?:llama|ggml|gguf|mtmd|clip)[-\w]*\.h(?:pp)?|(?:common|chat|sampling|log|arg|json|json-schema-to-grammar|peg-parser)\.h"
                            r"|nlohmann/.*)")
 MAY_INCLUDE = {  # folder -> folders whose headers it may include; "engine" is engine.hpp alone
     "core": {"core", "engine"},

@@ -1,6 +1,8 @@
 """Operations on branches and logits that decode nothing: fast_forward, merging, biases, legality. On any engine."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -224,3 +226,20 @@ def test_legality_under_a_grammar(model: Model, store: Store) -> None:  # noqa: 
     root.steer(None)
     assert store.tick([root], n_steps=3).finish == [Finish.END_OF_GENERATION]
     assert root.legal([]) == []
+
+
+def test_settings_read_and_written_back_keep_the_stream(store: Store) -> None:  # noqa: F811
+    """``branch.sampling = replace(branch.sampling, temperature=...)`` at every token must not draw the same number for ever."""
+    root = store.root(sampling=Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5))
+    root.prefill([1, 2, 3])
+    plain, hot = root.fork(2)
+    drawn = []
+    for i in range(12):
+        hot.sampling = replace(hot.sampling, temperature=1.0 if i % 2 else 1.0000001)
+        drawn.append(hot.sample())
+    assert hot.statistics().n_sampled == 12
+    assert drawn == [plain.sample() for _ in range(12)]
+    assert len(set(drawn)) > 6
+    hot.reseed(5)
+    assert hot.statistics().n_sampled == 0
+    assert [hot.sample() for _ in range(12)] == drawn

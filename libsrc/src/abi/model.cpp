@@ -1,6 +1,7 @@
 #include "abi/guard.hpp"
 #include "abi/handles.hpp"
 #include "core/json.hpp"
+#include "core/match.hpp"
 #include "core/registry.hpp"
 
 namespace pyl {
@@ -111,13 +112,35 @@ int32_t pyl_chat_render(const pyl_model * model, const char * request, size_t n_
     });
 }
 
+static const Engine & text_engine() {
+#if defined(PYL_WITH_LLAMA)
+    return llama_engine();
+#else
+    return stub_engine();
+#endif
+}
+
 int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out) {
     return guarded([&] {
         need(out != nullptr, "out is NULL");
-#if defined(PYL_WITH_LLAMA)
-        *out = new_text(llama_engine().chat_parse(text_of(request, n_request)));
-#else
-        *out = new_text(stub_engine().chat_parse(text_of(request, n_request)));
-#endif
+        *out = new_text(text_engine().chat_parse(text_of(request, n_request)));
+    });
+}
+
+int32_t pyl_schema_to_gbnf(const char * schema, size_t n_schema, pyl_text ** out) {
+    return guarded([&] {
+        need(out != nullptr, "out is NULL");
+        *out = new_text(text_engine().schema_to_gbnf(text_of(schema, n_schema)));
+    });
+}
+
+int32_t pyl_grammar_match(const pyl_model * model, const char * gbnf, size_t n_gbnf, const char * root, const char * text, size_t n_text, size_t * n_matched_bytes, int32_t * is_complete) {
+    return guarded([&] {
+        need(n_matched_bytes != nullptr && is_complete != nullptr, "an output is NULL");
+        const std::string_view view = text_of(text, n_text);
+        if (const size_t ok = utf8_valid_prefix(view); ok != view.size()) throw Error(PYL_E_FORMAT, "the text is not UTF-8 at byte " + std::to_string(ok));
+        const Match found = match_grammar(*model_of(model), std::string(text_of(gbnf, n_gbnf)), root ? root : "root", view);
+        *n_matched_bytes = found.n_bytes;
+        *is_complete = found.is_complete;
     });
 }

@@ -26,7 +26,7 @@ size_t live_handles(bool of_stores) { return of_stores ? stores().size() : live_
 static SamplingParams sampling_of(const pyl_sampling & s) {
     const SamplingParams params{s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.penalty_repeat, s.penalty_frequency, s.penalty_presence, s.penalty_last_n};
     params.validate();
-    need(s.seed_mode == PYL_SEED_KEEP || s.seed_mode == PYL_SEED_SET, "seed_mode is neither PYL_SEED_KEEP nor PYL_SEED_SET");
+    need(s.seed_mode >= PYL_SEED_KEEP && s.seed_mode <= PYL_SEED_RESTART, "seed_mode is none of PYL_SEED_*");
     return params;
 }
 
@@ -106,7 +106,7 @@ int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_
         const SamplingParams params = sampling_of(given);
         Sampler & sampler = s.get_healthy(branch).sampler;
         sampler.set_params(params);
-        if (given.seed_mode == PYL_SEED_SET) sampler.reseed(given.seed);
+        if (given.seed_mode == PYL_SEED_RESTART || (given.seed_mode == PYL_SEED_SET && given.seed != sampler.seed())) sampler.reseed(given.seed);
     });
 }
 
@@ -139,7 +139,7 @@ int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos
         pyl_sampling_init(&given);
         if (sampling) given = read_struct(sampling, given);
         const SamplingParams params = sampling_of(given);
-        *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_SET ? given.seed : random_seed());
+        *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_KEEP ? random_seed() : given.seed);
     });
 }
 

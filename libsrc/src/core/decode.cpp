@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 
 #include "core/logits.hpp"
 #include "core/store.hpp"
@@ -163,7 +164,16 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
 }
 
 Token Store::draw(Branch & branch) {
-    return branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});
+    Biases refused;  // by a grammar that is only about to wake
+    const uint64_t before = branch.sampler.draws();
+    while (true) {
+        const Token token = branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer, refused});
+        if (token < 0 || !branch.grammar || !branch.grammar->is_waiting() || branch.grammar->allows(token)) return token;
+        auto more = refused ? *refused : std::vector<std::pair<Token, float>>();
+        more.emplace_back(token, -std::numeric_limits<float>::infinity());
+        refused = std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(more));
+        branch.sampler.rewind(before);
+    }
 }
 
 void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {
@@ -214,9 +224,9 @@ void Store::measure(const Branch & branch, Token token, pyl_metrics & metrics) {
     metrics.n_tokens++;
     const float * row = logits(branch);
     if (metrics.levels & PYL_METRICS_MODEL) {
-        const pyl_distribution d = distribution_of(row, n_vocab_);
-        metrics.model_surprisal += metrics.last_model_surprisal = d.log_sum - static_cast<double>(row[token]);
-        metrics.model_entropy += metrics.last_model_entropy = d.entropy;
+        const auto d = distribution_of(row, n_vocab_);  // nothing: every token is a surprise without bounds
+        metrics.model_surprisal += metrics.last_model_surprisal = d ? d->log_sum - static_cast<double>(row[token]) : std::numeric_limits<double>::infinity();
+        metrics.model_entropy += metrics.last_model_entropy = d ? d->entropy : 0;
     }
     if (metrics.levels & PYL_METRICS_SAMPLING) {
         const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});

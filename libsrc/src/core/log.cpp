@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <mutex>
+#include <thread>
 
 #include "core/atfork.hpp"
 
@@ -15,6 +16,7 @@ static std::mutex & mutex = *new std::mutex;
 static std::deque<std::string> & lines = *new std::deque<std::string>;
 static const bool is_guarded = (guard_across_fork(mutex), true);
 static uint64_t n_dropped = 0;
+static std::thread::id author;  // of the last line
 static std::atomic<int> lowest{static_cast<int>(LogLevel::warning)};
 static thread_local LogCapture * capture = nullptr;
 static thread_local LogLevel last_level = LogLevel::info;
@@ -27,7 +29,7 @@ void log_add(LogLevel level, std::string_view text, bool continues) {
     while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
     static constexpr std::array names{"", "DEBUG", "INFO", "WARNING", "ERROR", ""};
     const std::scoped_lock lock(mutex);
-    if (continues && !lines.empty()) {
+    if (continues && !lines.empty() && author == std::this_thread::get_id()) {  // nobody's line is finished by another
         lines.back() += text;
         return;
     }
@@ -36,6 +38,7 @@ void log_add(LogLevel level, std::string_view text, bool continues) {
     line += ' ';
     for (const char c : text) line += c == '\n' ? ' ' : c;
     lines.push_back(std::move(line));
+    author = std::this_thread::get_id();
     if (lines.size() > max_lines) {
         lines.pop_front();
         n_dropped++;

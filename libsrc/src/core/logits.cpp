@@ -64,15 +64,16 @@ void Store::legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * le
             for (Candidate & c : candidates) c.logit = c.id == token ? c.logit + by : c.logit;
         }
     }
-    for (size_t i = 0; i < candidates.size(); i++) legal[i] = candidates[i].logit > -inf;
+    const bool is_waiting = found.grammar && found.grammar->is_waiting();
+    for (size_t i = 0; i < candidates.size(); i++) legal[i] = candidates[i].logit > -inf && (!is_waiting || found.grammar->allows(tokens[i]));
 }
 
-pyl_distribution distribution_of(const float * row, size_t n_vocab) {
+std::optional<pyl_distribution> distribution_of(const float * row, size_t n_vocab) {
     size_t best = n_vocab;
     for (size_t t = 0; t < n_vocab; t++) {
         if (row[t] > (best == n_vocab ? -inf : row[best])) best = t;
     }
-    if (best == n_vocab) throw Error(PYL_E_ILLEGAL, "every logit is -infinity");
+    if (best == n_vocab) return std::nullopt;
     const double top = row[best];
     double sum = 0, weighted = 0;
     for (size_t t = 0; t < n_vocab; t++) {
@@ -82,10 +83,13 @@ pyl_distribution distribution_of(const float * row, size_t n_vocab) {
         weighted += e * below;
     }
     const double log_sum = std::log(sum);
-    return {sizeof(pyl_distribution), static_cast<int32_t>(best), log_sum - weighted / sum, top + log_sum, top};
+    return pyl_distribution{sizeof(pyl_distribution), static_cast<int32_t>(best), log_sum - weighted / sum, top + log_sum, top};
 }
 
-pyl_distribution Store::distribution(pyl_branch branch) { return distribution_of(logits(get_healthy(branch)), n_vocab_); }
+pyl_distribution Store::distribution(pyl_branch branch) {
+    if (const auto found = distribution_of(logits(get_healthy(branch)), n_vocab_)) return *found;
+    throw Error(PYL_E_ILLEGAL, "every logit is -infinity");
+}
 
 void Store::logits_at(pyl_branch branch, std::span<const Token> tokens, float * out) {
     const float * row = logits(get_healthy(branch));
@@ -114,11 +118,13 @@ Store::Priors Store::priors(pyl_branch branch, std::span<Token> tokens, float * 
     std::partial_sort(legal.begin(), legal.begin() + static_cast<std::ptrdiff_t>(std::max<size_t>(n, 1)), legal.end(),
                       [](const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; });
     const double top = legal.front().logit;
+    // Biases may add up to infinity: then that is more likely than anything finite, as it is for the sampler, and no number to compute with.
+    const auto below = [&](const Candidate & c) { return std::isinf(top) ? (std::isinf(c.logit) ? 0.0 : -std::numeric_limits<double>::infinity()) : c.logit - top; };
     double sum = 0;
-    for (const Candidate & c : legal) sum += std::exp(c.logit - top);
+    for (const Candidate & c : legal) sum += std::exp(below(c));
     for (size_t i = 0; i < n; i++) {
         tokens[i] = legal[i].id;
-        log_probs[i] = static_cast<float>(legal[i].logit - top - std::log(sum));
+        log_probs[i] = static_cast<float>(below(legal[i]) - std::log(sum));
     }
     return {n, legal.size()};
 }

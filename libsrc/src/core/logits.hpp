@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 
 #include "pylloyal.h"
 
 namespace pyl {
 
-// At temperature 1; PYL_E_ILLEGAL when every logit is -infinity.
-pyl_distribution distribution_of(const float * row, size_t n_vocab);
+// At temperature 1; nothing when every logit is -infinity.
+std::optional<pyl_distribution> distribution_of(const float * row, size_t n_vocab);
 
 }  // namespace pyl

@@ -16,8 +16,8 @@ namespace pyl {
 
 namespace {
 struct Entry {
-    std::mutex opening;  // two threads that want the same weights load them once
-    std::weak_ptr<Model> model;
+    std::mutex opening;          // two threads that want the same weights load them once
+    std::weak_ptr<Model> model;  // under the registry's mutex
 };
 }  // namespace
 
@@ -51,9 +51,13 @@ std::shared_ptr<Model> open_shared(const Engine & engine, const std::string & pa
         if (!found) found = std::make_shared<Entry>();
         entry = found;
     }
-    const std::scoped_lock lock(entry->opening);
-    if (auto shared = entry->model.lock()) return shared;
+    const std::scoped_lock opening(entry->opening);
+    {
+        const std::scoped_lock lock(mutex);
+        if (auto shared = entry->model.lock()) return shared;
+    }
     auto opened = engine.open(path, params);
+    const std::scoped_lock lock(mutex);
     entry->model = opened;
     return opened;
 }

@@ -176,7 +176,7 @@ Measure Sampler::measure(Token token, const float * logits, size_t n_vocab, Gram
     for (const auto & x : scratch.candidates) {
         const double p = x.p / sum;
         if (p > 0) out.entropy -= p * std::log(p);
-        if (x.id == token && p > 0) out.surprisal = -std::log(p);
+        if (x.id == token && p > 0) out.surprisal = 0 - std::log(p);  // 0, not -0, for the only one
     }
     return out;
 }

@@ -43,7 +43,7 @@ void put_metrics(ByteWriter & out, const pyl_metrics & m) {
 
 pyl_metrics get_metrics(ByteReader & in) {
     pyl_metrics m = Branch{}.metrics;
-    m.levels = in.get<int32_t>() & (PYL_METRICS_MODEL | PYL_METRICS_SAMPLING);
+    m.levels = in.get<int32_t>();
     m.n_tokens = in.get<uint64_t>();
     m.n_inside = in.get<uint64_t>();
     for (double * value : {&m.model_surprisal, &m.model_entropy, &m.last_model_surprisal, &m.last_model_entropy, &m.sampling_surprisal, &m.sampling_entropy, &m.last_sampling_surprisal, &m.last_sampling_entropy}) *value = in.get<double>();
@@ -97,7 +97,10 @@ pyl_branch Store::load(std::string_view bytes) {
     const auto damaged = [](bool ok) {
         if (!ok) throw Error(PYL_E_FORMAT, "the saved branch holds a value that cannot be");
     };
-    damaged(head.position >= 0 && head.position <= 1 << 24 && head.last_token >= -1 && head.last_token < static_cast<Token>(n_vocab_));
+    damaged(head.position >= 0 && head.position <= most_pos && head.last_token >= -1 && head.last_token < static_cast<Token>(n_vocab_));
+    if (const int64_t last = int64_t{head.position} - head.cells + live_.n_ctx; last > most_pos) {  // as create() has it
+        throw Error(PYL_E_UNSUPPORTED, "the saved branch stands at position " + std::to_string(head.position) + ", and in this store of " + std::to_string(live_.n_ctx) + " cells could get beyond " + std::to_string(most_pos));
+    }
     need_cells(head.cells);
     need_leases(1);
 
@@ -105,12 +108,15 @@ pyl_branch Store::load(std::string_view bytes) {
     Branch made;
     made.start = in.get<Pos>();
     damaged(made.start >= 0 && made.start <= head.position);
-    try {
-        made.sampler.set_params(get_sampling(in));
-    } catch (Error & error) {
-        error.code = PYL_E_FORMAT;
-        throw;
-    }
+    const auto as_format = [](auto && read) {  // what is an invalid argument elsewhere is a wrong value in a file here
+        try {
+            read();
+        } catch (Error & error) {
+            if (error.code == PYL_E_INVALID || error.code == PYL_E_GRAMMAR) error.code = PYL_E_FORMAT;
+            throw;
+        }
+    };
+    as_format([&] { made.sampler.set_params(get_sampling(in)); });
     const auto token_list = [&] {
         auto tokens = in.get_all<Token>();
         for (const Token token : tokens) damaged(token >= 0 && static_cast<size_t>(token) < n_vocab_);
@@ -129,11 +135,13 @@ pyl_branch Store::load(std::string_view bytes) {
         if (n) *biases = std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(pairs));
     }
     made.metrics = get_metrics(in);
+    damaged((made.metrics.levels & ~(PYL_METRICS_MODEL | PYL_METRICS_SAMPLING)) == 0 && made.metrics.n_inside <= made.metrics.n_tokens);
     if (head.has_grammar) {
         GrammarSource source{in.get<uint8_t>() != 0, "", ""};
         source.text = in.get_text();
         source.root = in.get_text();
-        constrain(made, std::move(source), token_list());
+        const std::vector<Token> taken = token_list();
+        as_format([&] { constrain(made, std::move(source), taken); });
         damaged(made.grammar != nullptr);
     }
     auto row = in.get_all<float>();

@@ -81,9 +81,9 @@ void Store::publish() {
     live_.cells_used = cells_used_;
     live_.cells_remaining = live_.n_ctx - std::min(cells_used_, live_.n_ctx);
     live_.leases_remaining = static_cast<uint32_t>(free_slots_.size());
-    live_.is_draining = is_closed_;
     live_.leases_used = static_cast<uint32_t>(slots_.size() - free_slots_.size());
     const std::scoped_lock lock(published_mutex_);
+    live_.is_draining = is_closed_;  // inside the lock: a drain that begins now must not be unsaid by what was read before it
     published_ = live_;
 }
 
@@ -190,8 +190,7 @@ void Store::release(uint32_t slot, bool clear_cache) noexcept {
 // ------------------------------------------------------------------------------------------------------------ the tree
 
 pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_t seed) {
-    // No position can run over; and beyond 2^24 a float no longer tells neighbours apart, which is what rotary embeddings do.
-    if (const int64_t most = (1 << 24) - std::min<int64_t>(live_.n_ctx, 1 << 24); start_pos < 0 || start_pos > most) {
+    if (const int64_t most = most_pos - std::min<int64_t>(live_.n_ctx, most_pos); start_pos < 0 || start_pos > most) {
         throw Error(PYL_E_INVALID, "start_pos is " + std::to_string(start_pos) + "; it must be in 0.." + std::to_string(most));
     }
     need_leases(1);

@@ -22,6 +22,9 @@
 
 namespace pyl {
 
+// No position can run over; and beyond 2^24 a float no longer tells neighbours apart, which is what rotary embeddings do.
+constexpr Pos most_pos = 1 << 24;
+
 // Logits of a branch: a row of the engine's last output, or a copy when the branch outlives it. Copies are shared by forks.
 struct Logits {
     int32_t row = -1;

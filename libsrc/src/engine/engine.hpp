@@ -57,11 +57,15 @@ public:
     // Takes a token that filter() let through.
     virtual void accept(Token token) = 0;
 
-    bool allows(Token token) {
+    // Whether accept() would take a token.
+    virtual bool allows(Token token) {
         Candidate one{token, 0.0f, 0.0f};
         filter({&one, 1});
         return one.logit == 0.0f;
     }
+    // A lazy grammar before its trigger: filter() lets everything through, and still there may be tokens that allows() refuses, those
+    // that would wake it with text it cannot take.
+    virtual bool is_waiting() const { return false; }
 };
 
 struct ContextParams {
@@ -200,6 +204,7 @@ struct Engine {
     std::vector<Device> (*devices)();
     std::shared_ptr<Model> (*open)(const std::string & path, const ModelParams & params);
     std::string (*chat_parse)(std::string_view request);
+    std::string (*schema_to_gbnf)(std::string_view schema);
 };
 
 const Engine & stub_engine();

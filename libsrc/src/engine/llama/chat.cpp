@@ -5,6 +5,7 @@
 #include <set>
 
 #include "chat.h"
+#include "engine/llama/deep_stack.hpp"
 #include "engine/llama/llama_parts.hpp"
 
 namespace pyl {
@@ -21,7 +22,61 @@ namespace {
 
 [[noreturn]] void bad_request(const std::string & what) { throw Error(PYL_E_FORMAT, "chat request: " + what); }
 
+// The reader recurses once for every open bracket.
+void check_depth(std::string_view text) {
+    size_t depth = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+        const char c = text[i];
+        if (c == '"') {
+            for (i++; i < text.size() && text[i] != '"'; i++) i += text[i] == '\\';
+        } else if (c == '[' || c == '{') {
+            if (++depth > 512) bad_request("nested more than 512 deep");
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0;
+        }
+    }
+}
+
+// What the template parser and interpreter recurse over: brackets, blocks, and the length of one expression.
+void check_template_depth(std::string_view source, const std::string & which) {
+    constexpr size_t max_bytes = 1u << 20, max_expression = 64u << 10, max_depth = 100;
+    const auto refuse = [&](const std::string & what) { throw Error(PYL_E_TEMPLATE, which + " does not parse: " + what); };
+    if (source.size() > max_bytes) refuse("more than " + std::to_string(max_bytes) + " bytes");
+    size_t blocks = 0;
+    for (size_t i = 0; i + 1 < source.size(); i++) {
+        if (source[i] != '{' || (source[i + 1] != '{' && source[i + 1] != '%' && source[i + 1] != '#')) continue;
+        const char kind = source[i + 1] == '{' ? '}' : source[i + 1];
+        const size_t start = i += 2;
+        size_t depth = 0;
+        for (; i + 1 < source.size() && !(source[i] == kind && source[i + 1] == '}' && depth == 0); i++) {
+            if (kind == '#') continue;
+            const char c = source[i];
+            if (c == '"' || c == '\'') {
+                for (i++; i < source.size() && source[i] != c; i++) i += source[i] == '\\';
+            } else if (c == '(' || c == '[' || c == '{') {
+                if (++depth > max_depth) refuse("brackets nested more than " + std::to_string(max_depth) + " deep");
+            } else if (c == ')' || c == ']' || c == '}') {
+                depth -= depth > 0;
+            }
+        }
+        if (kind == '#') continue;
+        if (i - start > max_expression) refuse("an expression of more than " + std::to_string(max_expression) + " bytes");
+        if (kind != '%') continue;
+        const std::string_view tag = source.substr(start, i - start);
+        const size_t word = tag.find_first_not_of(" \t\r\n-+");
+        if (word == std::string_view::npos) continue;
+        const std::string_view rest = tag.substr(word);
+        const auto is = [&](const char * name) { return rest.starts_with(name); };
+        if (is("end")) {
+            blocks -= blocks > 0;
+        } else if ((is("if") || is("for") || is("macro") || is("call") || is("filter") || is("generation") || (is("set") && rest.find('=') == std::string_view::npos)) && ++blocks > max_depth) {
+            refuse("blocks nested more than " + std::to_string(max_depth) + " deep");
+        }
+    }
+}
+
 json parse_json(std::string_view text) {
+    check_depth(text);
     try {
         return json::parse(std::string(text));
     } catch (const std::exception & error) {
@@ -65,6 +120,7 @@ std::string get_string(const json & object, const char * key, const char * other
 
 // One template by its own words: the engine's constructor reports a parse error only as "std::exception".
 void check_parses(const std::string & source, const std::string & which) {
+    check_template_depth(source, which);
     try {
         const common_chat_template parsed(source, "", "");
     } catch (const std::exception & error) {
@@ -278,6 +334,12 @@ std::unique_ptr<Grammar> LlamaModel::chat_grammar(std::string_view rendered) con
 }
 
 std::string LlamaModel::chat_render(std::string_view text) const {
+    std::string out;
+    on_deep_stack([&] { out = chat_render_here(text); });
+    return out;
+}
+
+std::string LlamaModel::chat_render_here(std::string_view text) const {
     Request request = read_request(text);
     const std::scoped_lock lock(chat_mutex_);
     auto & chat = chat_[request.source];
@@ -314,7 +376,15 @@ std::string LlamaModel::chat_render(std::string_view text) const {
     return out.dump();
 }
 
+static std::string parse_here(std::string_view text);
+
 std::string llama_chat_parse(std::string_view text) {
+    std::string out;
+    on_deep_stack([&] { out = parse_here(text); });
+    return out;
+}
+
+static std::string parse_here(std::string_view text) {
     const json body = parse_json(text);
     check_keys(body, {"text", "partial", "parser"}, "the request");
     if (!body.contains("text") || !body.contains("parser")) bad_request("text and parser are needed");

@@ -1,10 +1,13 @@
 #include <algorithm>
+#include <atomic>
+#include <system_error>
+#include <thread>
 
+#include "core/saved.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "ggml-cpu.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-iswa.h"
-#include "llama-memory-hybrid-iswa.h"
 #include "llama-model.h"
 
 namespace pyl {
@@ -27,10 +30,10 @@ ggml_type ggml_type_of(int32_t type) {
 }
 
 // The cache of the sliding-window layers, where it is one of its own whose cells can be given back; the engine's public calls
-// would remove the same positions from the other layers too.
+// would remove the same positions from the other layers too. Not where attention stands beside recurrent layers: a dispatch is always
+// cut into several there, and make_window_room() says what comes of that.
 llama_kv_cache * window_of(llama_memory_t memory) {
     if (auto * m = dynamic_cast<llama_kv_cache_iswa *>(memory)) return m->get_swa();
-    if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) return m->get_mem_attn()->get_swa();
     if (auto * m = dynamic_cast<llama_kv_cache_dsa_iswa *>(memory)) return m->get_swa();
     return nullptr;
 }
@@ -43,6 +46,7 @@ public:
         one_.assign(params.n_batch, 1);
         seq_at_.resize(params.n_batch);
         if (!params.swa_full) window_ = window_of(memory());
+        if (window_ && window_->get_size() >= n_ctx()) window_ = nullptr;  // holds all there can be: nothing has to go
     }
     ~LlamaContext() override { live_counts().contexts--; }
 
@@ -54,12 +58,9 @@ public:
         for (size_t i = 0; i < rows.size(); i++) seq_at_[i] = &rows.seq[i];
         const llama_batch raw{static_cast<int32_t>(rows.size()), rows.token.data(), nullptr, rows.pos.data(), one_.data(), seq_at_.data(), rows.output.data()};
         int32_t rc = -3;
+        make_window_room(rows.size());
         try {
             rc = llama_decode(run_.context.get(), raw);
-            if (rc == 1 && window_) {
-                trim();
-                rc = llama_decode(run_.context.get(), raw);
-            }
         } catch (const std::exception & error) {
             log_add(LogLevel::error, std::string("decode threw: ") + error.what());
         }
@@ -105,6 +106,7 @@ public:
     void seq_load(Seq seq, std::string_view bytes) override {
         const LogCapture log;
         if (window_) trim();
+        window_held_ += n_swa();  // at most
         if (llama_state_seq_set_data_ext(run_.context.get(), reinterpret_cast<const uint8_t *>(bytes.data()), bytes.size(), seq, 0) == bytes.size()) return;
         seq_remove(seq);
         const std::string words = log.words("the engine gave no reason");
@@ -115,22 +117,34 @@ public:
 private:
     llama_memory_t memory() const { return llama_get_memory(run_.context.get()); }
 
+    // Before the engine looks for room, never after it found none: it would then cut the dispatch into several, and while planning
+    // the second let go of cells that the first can still see, which it does not take back. Its answer would be 0, and wrong.
+    void make_window_room(size_t n) {
+        if (!window_) return;
+        if (window_held_ + n > window_->get_size()) trim();
+        window_held_ += n;
+    }
+
     // A cell that several sequences share is never recycled by the engine, even when it is out of all their windows. Each sequence
-    // lets go of what it can no longer see: then it holds n_swa cells at most, and there is room for n_seq_max times that.
+    // lets go of what it can no longer see: then it holds n_swa cells at most, and the cache has n_seq_max times that and a dispatch.
     void trim() {
-        const llama_hparams & hparams = llama_get_model(run_.context.get())->hparams;
+        const llama_swa_type type = llama_get_model(run_.context.get())->hparams.swa_type;
+        window_held_ = 0;
         for (Seq seq = 0; seq < static_cast<Seq>(n_seq_max_); seq++) {
             const Pos newest = window_->seq_pos_max(seq);
             Pos first = window_->seq_pos_min(seq);
-            while (first >= 0 && first <= newest && llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first, newest)) first++;
+            while (first >= 0 && first <= newest && llama_hparams::is_masked_swa(n_swa(), type, first, newest)) first++;
             if (first > 0) window_->seq_rm(seq, 0, first);
+            if (first >= 0) window_held_ += static_cast<size_t>(newest - first + 1);
         }
     }
+    uint32_t n_swa() const { return llama_get_model(run_.context.get())->hparams.n_swa; }
 
     LlamaRun run_;
     int32_t flash_attn_;
     uint32_t n_seq_max_;
     llama_kv_cache * window_ = nullptr;  // where it has to be trimmed
+    size_t window_held_ = 0;             // cells of it, by positions, shared ones counted for each sequence: of text, never less than there are
     size_t n_vocab_;
     const float * logits_ = nullptr;
     std::vector<int32_t> one_;
@@ -152,6 +166,17 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     p.type_v = ggml_type_of(params.type_v);
     p.kv_unified = true;  // otherwise a fork would copy cells, and a partial copy aborts
     p.swa_full = params.swa_full;
+    const llama_hparams & hparams = model.raw()->hparams;
+    if (!hparams.causal_attn) throw Error(PYL_E_UNSUPPORTED, "this model's attention is not causal: cut into dispatches, a text would get other logits than in one");
+    // A head that is no whole number of blocks aborts the engine or makes it compute NaN, unless flash attention happens to take it.
+    for (const auto & [type, is_k] : {std::pair{params.type_k, true}, {params.type_v, false}}) {
+        const auto block = static_cast<uint32_t>(ggml_blck_size(ggml_type_of(type)));
+        for (uint32_t il = 0; il < hparams.n_layer() && block > 1; il++) {
+            if (!hparams.has_kv(il)) continue;
+            const uint32_t width = is_k ? hparams.n_embd_head_k(il) : hparams.n_embd_head_v(il);
+            if (width % block != 0) throw Error(PYL_E_UNSUPPORTED, "a " + std::string(kv_name(type)) + " cache stores blocks of " + std::to_string(block) + ", and this model's heads are " + std::to_string(width) + " wide");
+        }
+    }
     int32_t flash = params.flash_attn;
     LlamaRun run = open_llama_run(model, p, flash);
     llama_context * context = run.context.get();
@@ -160,11 +185,36 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     if (!params.swa_full && model.info().n_swa > 0 && !window_of(llama_get_memory(context))) {
         throw Error(PYL_E_UNSUPPORTED, "swa_full = 0: this model's sliding-window cache cannot be trimmed, so forks would fill it for good");
     }
+    if (params.deterministic && flash == PYL_FLASH_ATTN_OFF && !model.info().is_recurrent) {
+        throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs flash attention: without it the engine sums over all cells of the cache, and where a branch's lie depends on the others");
+    }
     return std::make_unique<LlamaContext>(std::move(run), params, flash);
+}
+
+// The engine aborts when it cannot start its threads, so they are started here first.
+static void check_threads(int32_t n) {
+    std::vector<std::thread> threads;
+    bool failed = false;
+    std::atomic<bool> may_end{false};
+    try {
+        for (int32_t i = 1; i < n; i++) {
+            threads.emplace_back([&] { may_end.wait(false); });
+        }
+    } catch (const std::system_error &) {
+        failed = true;
+    }
+    const size_t started = threads.size() + 1;
+    may_end = true;
+    may_end.notify_all();
+    for (std::thread & thread : threads) thread.join();
+    if (failed) {
+        throw Error(PYL_E_OUT_OF_MEMORY, "the system gives " + std::to_string(started) + " of the " + std::to_string(n) + " threads wanted").numbers(n, static_cast<int64_t>(started));
+    }
 }
 
 LlamaRun open_llama_run(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
     p.no_perf = true;
+    check_threads(p.n_threads);
     const LogCapture log;
     for (const int32_t flash : {PYL_FLASH_ATTN_ON, PYL_FLASH_ATTN_OFF}) {
         if (flash_attn != PYL_FLASH_ATTN_AUTO && flash_attn != flash) continue;

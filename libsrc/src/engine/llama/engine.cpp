@@ -95,7 +95,7 @@ std::shared_ptr<Model> open(const std::string & path, const ModelParams & params
 }  // namespace
 
 const Engine & llama_engine() {
-    static const Engine engine{info, devices, open, llama_chat_parse};
+    static const Engine engine{info, devices, open, llama_chat_parse, llama_schema_to_gbnf};
     return engine;
 }
 

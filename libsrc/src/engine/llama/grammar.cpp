@@ -1,10 +1,14 @@
 // GBNF through llama.cpp's own grammar engine. Its parser is driven rule by rule, because its one-call form prints to stderr
 // and tells neither line nor column.
 #include <algorithm>
+#include <limits>
 #include <regex>
+#include <utility>
 
+#include "engine/llama/deep_stack.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "llama-grammar.h"
+#include "llama-vocab.h"
 
 namespace pyl {
 
@@ -15,6 +19,7 @@ namespace {
 
 constexpr size_t max_bytes = 4u << 20;
 constexpr size_t max_depth = 200;     // the parser recurses once per open parenthesis
+constexpr size_t max_waiting = 2u << 20;  // bytes said before a lazy grammar's trigger; nothing is legal beyond
 constexpr size_t max_rules = 16384;   // and the check for left recursion once per rule
 
 std::string place(const std::string & gbnf, size_t at) {
@@ -98,11 +103,69 @@ public:
     void filter(std::span<Candidate> candidates) override {
         llama_token_data_array array{reinterpret_cast<llama_token_data *>(candidates.data()), candidates.size(), -1, false};
         llama_grammar_apply_impl(*grammar_, &array);
+        if (!grammar_->awaiting_trigger) forbid_broken_characters(candidates);
     }
-    void accept(Token token) override { llama_grammar_accept_impl(*grammar_, token); }
+    void accept(Token token) override {
+        if (is_waiting() && std::exchange(asleep_after_, -1) == token) {  // as the engine would, without searching all of it once more
+            const std::string & piece = grammar_->vocab->token_to_piece(token);
+            std::string & said = grammar_->trigger_buffer;
+            grammar_->trigger_buffer_positions.push_back({token, {said.size(), said.size() + piece.size()}});
+            said += piece;
+        } else if (is_waiting()) {
+            searching([&] { llama_grammar_accept_impl(*grammar_, token); });
+        } else {
+            llama_grammar_accept_impl(*grammar_, token);
+        }
+    }
+    bool is_waiting() const override { return grammar_->awaiting_trigger; }
+    bool allows(Token token) override {
+        if (!Grammar::allows(token)) return false;
+        if (!is_waiting()) return true;
+        if (grammar_->trigger_buffer.size() > max_waiting) return false;
+        if (!wakes(token)) {
+            asleep_after_ = token;
+            return true;
+        }
+        try {
+            clone()->accept(token);
+            return true;
+        } catch (const std::runtime_error &) {  // "unexpected empty grammar stack": the text that woke it is not of its language
+            return false;
+        }
+    }
 
 private:
+    bool wakes(Token token) const {
+        const auto & tokens = grammar_->trigger_tokens;
+        if (std::find(tokens.begin(), tokens.end(), token) != tokens.end()) return true;
+        const std::string text = grammar_->trigger_buffer + grammar_->vocab->token_to_piece(token);
+        bool found = false;
+        searching([&] { found = std::any_of(grammar_->trigger_patterns.begin(), grammar_->trigger_patterns.end(), [&](const auto & pattern) { return pattern.find(text) != std::string::npos; }); });
+        return found;
+    }
+    // The matcher's recursion takes some two hundred bytes of stack for each byte of text.
+    void searching(const std::function<void()> & work) const {
+        if (grammar_->trigger_buffer.size() < 4096) return work();
+        on_deep_stack(work, (1u << 20) + 512 * grammar_->trigger_buffer.size());
+    }
+    // The engine puts characters together from bytes without looking whether UTF-8 allows them: overlong ones, halves of
+    // surrogate pairs and those beyond the last would pass through any class that names what may not come.
+    void forbid_broken_characters(std::span<Candidate> candidates) const {
+        const auto [value, n_remain] = grammar_->partial_utf8;
+        uint8_t low = 0x00, high = 0xF4;
+        if (n_remain == 2 && value == 0x0) low = 0xA0;
+        if (n_remain == 2 && value == 0xD) high = 0x9F;
+        if (n_remain == 3 && value == 0x0) low = 0x90;
+        if (n_remain == 3 && value == 0x4) high = 0x8F;
+        for (Candidate & c : candidates) {
+            if (c.logit == -std::numeric_limits<float>::infinity() || grammar_->vocab->is_eog(c.id)) continue;
+            const auto first = static_cast<uint8_t>(grammar_->vocab->token_to_piece(c.id)[0]);
+            if (first < low || first > high) c.logit = -std::numeric_limits<float>::infinity();
+        }
+    }
+
     llama_grammar * grammar_;
+    Token asleep_after_ = -1;  // the token that allows() last found not to wake it
 };
 
 }  // namespace

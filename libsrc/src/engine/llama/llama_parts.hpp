@@ -47,6 +47,8 @@ public:
     const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
 
 private:
+    std::string chat_render_here(std::string_view request) const;
+
     std::unique_ptr<llama_model, FreeModel> model_;
     ModelParams params_;
     std::string name_;
@@ -82,5 +84,6 @@ struct GrammarTriggers {
 };
 std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy = nullptr);
 std::string llama_chat_parse(std::string_view request);
+std::string llama_schema_to_gbnf(std::string_view schema);
 
 }  // namespace pyl

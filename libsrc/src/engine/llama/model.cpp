@@ -73,7 +73,11 @@ LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : p
     p.vocab_only = params.vocab_only;
     const LogCapture log;
     model_.reset(llama_model_load_from_file(path.c_str(), p));
-    if (!model_) throw Error(PYL_E_FORMAT, "the engine cannot load " + path + ": " + log.words("it gave no reason"));
+    if (!model_) {
+        const std::string words = log.words("it gave no reason");
+        const bool memory = words.find("failed to allocate") != std::string::npos || words.find("bad_alloc") != std::string::npos || words.find("unable to allocate") != std::string::npos;
+        throw Error(memory ? PYL_E_OUT_OF_MEMORY : PYL_E_FORMAT, "the engine cannot load " + path + ": " + words);
+    }
     const llama_model * m = model_.get();
     const llama_vocab * v = vocab();
     info_.struct_size = sizeof info_;

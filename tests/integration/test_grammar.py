@@ -1,0 +1,70 @@
+"""Texts against grammars, and what the engine's grammars let through."""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pylloyal import Grammar, GrammarMatch, Model, errors
+
+
+def test_match(stub: Model, tiny: Model) -> None:
+    for model in (stub, tiny):
+        grammar = Grammar('root ::= "héllo"')
+        assert grammar.match(model, "héllo") == GrammarMatch(6, True)
+        assert grammar.match(model, "héll") == GrammarMatch(5, False)
+        assert grammar.match(model, "") == GrammarMatch(0, False)
+        assert grammar.match(model, "hé!lo") == GrammarMatch(3, False)
+        assert grammar.match(model, "héllo!") == GrammarMatch(6, False)
+        assert Grammar('start ::= "a"', root="start").match(model, "a") == GrammarMatch(1, True)
+        with pytest.raises(errors.FormatError):
+            grammar.match(model, "\ud800")
+        for bad in ("", "root ::= (", 'other ::= "a"'):
+            with pytest.raises(errors.GrammarError):
+                Grammar(bad).match(model, "a")
+    assert Grammar('root ::= "a"?').match(tiny, "") == GrammarMatch(0, True)
+    assert Grammar('root ::= "<|im_end|>"').match(tiny, "<|im_end|>") == GrammarMatch(10, True)  # words, not the token
+    assert Grammar("root ::= [^\\x01]+").match(tiny, "the whale") == GrammarMatch(9, True)
+    assert Grammar('root ::= "the wh"').match(tiny, "the whale") == GrammarMatch(3, False)  # whole tokens
+    with Model("stub:") as gone:
+        pass
+    with pytest.raises(errors.ClosedError):
+        grammar.match(gone, "a")
+
+
+def test_a_vocabulary_that_spells_otherwise(tiny_with: Callable[..., Model]) -> None:
+    grammar = Grammar('root ::= "Whale" | " whale" | "whale"')
+    prefixed = tiny_with(name="tiny-bert")
+    with pytest.raises(errors.UnsupportedOperationError, match="spell"):
+        grammar.match(prefixed, "Whale")
+
+
+def test_a_store_does_not_mind(tiny: Model) -> None:
+    with tiny.store(n_ctx=256, n_threads=1) as store:
+        root = store.root(grammar='root ::= "a" "b"')
+        root.prefill("x")
+        a, b = tiny.vocab.encode("ab")
+        assert Grammar('root ::= "b"').match(tiny, "b").is_complete
+        assert root.legal([a, b]) == [True, False]
+
+
+def test_what_comes_under_a_grammar_is_utf8(tiny: Model) -> None:
+    """The engine puts characters together from bytes without looking whether UTF-8 allows them."""
+    token = {tiny.vocab.piece(t): t for t in range(len(tiny.vocab)) if len(tiny.vocab.piece(t)) == 1}
+    first = [bytes([b]) for b in (0x41, 0x80, 0xBF, 0xC1, 0xC2, 0xDF, 0xE0, 0xED, 0xF0, 0xF4, 0xF5, 0xFF)]
+    after = {b"\xe0": (0x7F, 0x80, 0x9F, 0xA0, 0xBF, 0xC0), b"\xed": (0x80, 0x9F, 0xA0, 0xBF), b"\xf0": (0x80, 0x8F, 0x90, 0xBF), b"\xf4": (0x80, 0x8F, 0x90, 0xBF), b"\xc2": (0x7F, 0x80, 0xBF, 0xC0)}
+    allowed = {b"\xe0": (0xA0, 0xBF), b"\xed": (0x80, 0x9F), b"\xf0": (0x90, 0xBF), b"\xf4": (0x80, 0x8F), b"\xc2": (0x80, 0xBF)}
+    with tiny.store(n_ctx=256, n_threads=1) as store:
+        for gbnf in ("root ::= [^a]+", 'root ::= "\\"" [^"]* "\\""', "root ::= .+", Grammar.from_schema({"type": "string"})):
+            root = store.root(grammar=gbnf)
+            root.prefill("x")
+            if not isinstance(gbnf, str) or '"' in gbnf:
+                root.commit(token[b'"'])
+            assert [b for b, legal in zip(first, root.legal([token[b] for b in first]), strict=True) if legal] == [b"A", b"\xc2", b"\xdf", b"\xe0", b"\xed", b"\xf0", b"\xf4"]
+            for lead, seconds in after.items():
+                child = root.fork()
+                child.commit(token[lead])
+                legal = child.legal([token[bytes([b])] for b in seconds])
+                assert tuple(b for b, is_legal in zip(seconds, legal, strict=True) if is_legal) == allowed[lead]
+                child.prune()
+            root.prune()

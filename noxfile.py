@@ -97,7 +97,8 @@ def coverage(session: nox.Session) -> None:
     session.run(python, "tools/build_lib.py", "coverage", "--test", external=True)
     suites = [folder for folder in ("tests/unit", "tests/process", "tests/invariants", "tests/integration") if (ROOT / folder).is_dir()]
     session.run(python, "-m", "coverage", "run", "-m", "pytest", *suites, *session.posargs, external=True,
-                env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(build / "python.dat"), "PYLLOYAL_LIBRARY": str(build / "libpylloyal.so"), "PYLLOYAL_SCHEMA_SUITE": schema_suite(session)})
+                env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(build / "python.dat"), "PYLLOYAL_LIBRARY": str(build / "libpylloyal.so"),
+                      "PYLLOYAL_SCHEMA_SUITE": schema_suite(session)})
     session.run(python, "tools/coverage_report.py", str(build), external=True)
 
 

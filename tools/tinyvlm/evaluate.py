@@ -145,7 +145,8 @@ def measure(model: TinyVLM, tok: Tokenizer, kind: str, count: int, mistake: Mist
             e = prompt(tok, mistake.show(scene), question)
             mistake.edit(e, tok)
             batch.append(e)
-        answers = greedy(model, tok, batch, mistake.see)
+        with torch.no_grad():
+            answers = greedy(model, tok, batch, mistake.see)
         for seed, said in zip(seeds, answers, strict=True):
             scene, question = made[seed]
             out[seed] = {"kind": kind, "seed": seed, "question": question.text, "answer": question.answer, "said": tok.decode(said.tokens), "tokens": said.tokens, "margin": round(said.margin, 3)}
@@ -166,12 +167,11 @@ def main() -> None:
     parser.add_argument("--mistakes", action="store_true", help="measure what deliberate mistakes do")
     a = parser.parse_args()
     torch.set_num_threads(1)
-    torch.set_grad_enabled(False)
     model, tok = load(a.files, a.type)
     rows = {kind: measure(model, tok, kind, a.count) for kind in scenes.SUITE}
     accuracy = {kind: round(right(r), 3) for kind, r in rows.items()}
     for kind, figure in accuracy.items():
-        print(f"{kind:14s} {figure:.3f}{'' if figure >= KEPT else '   not in the suite'}", flush=True)
+        print(f"{kind:22s} {figure:.3f}{'' if figure >= KEPT else '   not in the suite'}", flush=True)
     kept = [kind for kind, figure in accuracy.items() if figure >= KEPT]
     mistakes: dict[str, dict[str, float]] = {}
     if a.mistakes:

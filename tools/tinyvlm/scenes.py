@@ -296,6 +296,14 @@ def moving(r: np.random.Generator, split: Split, size: tuple[int, int]) -> Scene
     return Scene(laid_out(frames, fps, interval), True, questions)
 
 
+def moving_in_one_pair(r: np.random.Generator, split: Split, size: tuple[int, int]) -> Scene:
+    """The two frames of one pair: the answer turns round if they are exchanged."""
+    while True:
+        scene = moving(r, split, size)
+        if len(scene.parts) == 3 and len(scene.pictures) == 2:
+            return scene
+
+
 def turning(r: np.random.Generator, split: Split, size: tuple[int, int]) -> Scene:
     """A shape that stays where it is and turns from one colour to another. Held out: one of the two combinations is."""
     fps, interval, counts = pick(r, CLIP_LAYOUTS)
@@ -365,6 +373,7 @@ SUITE: dict[str, tuple[Callable[[np.random.Generator, Split, tuple[int, int]], S
     "first colour": (turning, "first colour"),
     "last colour": (turning, "last colour"),
     "clip where": (turning, "where"),
+    "direction in one pair": (moving_in_one_pair, "direction"),
 }
 
 

@@ -30,8 +30,9 @@ from .prompts import IGNORED, Encoded, conversation, tokenizer
 from .scenes import Picture, Scene
 from .tokenizer import Tokenizer
 
-STEPS = {"text": 300, "tower": 700, "joint": 1600}
+STEPS = {"text": 300, "tower": 700, "joint": 900}
 TOWER_RATE = 0.2  # of the others' in the joint stage: at the full rate it loses what it learnt alone
+LATE = 1 / 3  # of the joint stage, after which batches are smaller
 POOL = 8  # batches of like lengths are cut from this many batches of samples
 
 
@@ -270,21 +271,25 @@ class Run:
             self.note("tower", {"loss": loss.item(), "right": right})
             return loss
 
-        self.train("tower", Optimiser(self.model, lambda n: n.startswith(("tower", "aux_object")), 2e-3, 0.0, 1.0), one_step)
+        self.train("tower", Optimiser(self.model, lambda n: n.startswith(("tower", "aux_object")), 2e-3, 0.02, 1.0), one_step)
 
     def joint(self) -> None:
         small = scenes.SIZES[:1]
-        plan = [  # batches, their weight, the part of the stage after which they join
-            ("image", Batches(self.tok, self.seed, "image", image_scene, 48), 1.0, 0.0),
-            ("two", Batches(self.tok, self.seed, "two", two_scene, 16, sizes=small), 0.7, 0.12),
-            ("clip", Batches(self.tok, self.seed, "clip", clip_scene, 16, sizes=small), 1.0, 0.2),
-            ("text", Batches(self.tok, self.seed, "words", any_scene, 8, words=True, sizes=small), 0.4, 0.0),
+        # Batches, their weight, and the part of the stage in which they are seen: pictures first, then pairs and clips, and smaller batches once the rate falls.
+        plan = [
+            ("image", Batches(self.tok, self.seed, "image", image_scene, 48), 1.0, 0.0, LATE),
+            ("image", Batches(self.tok, self.seed, "late image", image_scene, 32), 1.0, LATE, 1.0),
+            ("two", Batches(self.tok, self.seed, "two", two_scene, 16, sizes=small), 0.7, 0.16, LATE),
+            ("two", Batches(self.tok, self.seed, "late two", two_scene, 12, sizes=small), 0.7, LATE, 1.0),
+            ("clip", Batches(self.tok, self.seed, "clip", clip_scene, 16, sizes=small), 1.0, 0.25, LATE),
+            ("clip", Batches(self.tok, self.seed, "late clip", clip_scene, 12, sizes=small), 1.0, LATE, 1.0),
+            ("text", Batches(self.tok, self.seed, "words", any_scene, 8, words=True, sizes=small), 0.4, 0.0, LATE),
         ]
 
         def one_step(step: int) -> Tensor:
             total = torch.zeros(())
-            for name, batches, weight, since in plan:
-                if step >= since * self.steps["joint"]:
+            for name, batches, weight, since, until in plan:
+                if since <= step / self.steps["joint"] < until:
                     loss, note = answer_loss(self.model, self.tok, batches(step), 0.6)
                     total = total + weight * loss
                     self.note(name, note)

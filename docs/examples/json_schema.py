@@ -22,14 +22,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["name", "trade", "age"],
     "additionalProperties": False,
 }
-GBNF = r"""
-root  ::= "{" ws "\"name\":" ws name "," ws "\"trade\":" ws trade "," ws "\"age\":" ws age ws "}"
-name  ::= "\"" [A-Za-z .'-]{0,24} "\""
-trade ::= "\"sailor\"" | "\"cook\"" | "\"smith\"" | "\"farmer\""
-age   ::= [1-9] [0-9]?
-ws    ::= " "?
-"""
-GRAMMAR = Grammar(GBNF)
+GRAMMAR = Grammar.from_schema(SCHEMA)
 INSTRUCTIONS = "Answer with a JSON object that has name (string), trade (sailor, cook, smith or farmer) and age (integer)."
 ITEMS = [
     "Peter, who is 41, has baked bread and cooked soup on ships all his life.",

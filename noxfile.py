@@ -151,15 +151,21 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def demo(session: nox.Session) -> None:
-    """Build, fetch SmolLM2-135M, read a chapter of Moby-Dick once, and question it from eight forks."""
-    lib(session)
+    """Build, show the tiny vision model a picture and a clip, and question each from forks; nothing is fetched. With `-- document`, or when
+    SmolLM2-135M is in the cache already, also read a chapter of Moby-Dick once and question it from eight forks."""
     python = python_of(session)
+    session.run(python, "tools/build_lib.py", external=True)
+    rest = [word for word in session.posargs if word != "document"]
+    session.run(python, "-m", "pylloyal", "demo", *rest, env={"PYTHONPATH": str(ROOT)}, external=True)
+    present = session.run(python, "tools/fetch_model.py", "smollm2", "--if-present", external=True, silent=True, stderr=None)
+    if "document" not in session.posargs and not str(present).strip():
+        return
     model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
     questions = ["Who is telling the story?", "Why does he go to sea?", "What do the people of the city do on a Sunday afternoon?",
                  "Does he go as a passenger, a cook or a sailor?", "What does he say about water and meditation?",
                  "Who pays him, and what does he think of being paid?", "What does he say about the whale itself?", "Summarize the chapter in one sentence."]
     session.run(python, "-m", "pylloyal", "ask", str(model).strip(), "--document", "fixtures/texts/moby_dick_1.txt", "--seed", "1", "--max-tokens", "48",
-                *session.posargs, *questions, env={"PYTHONPATH": str(ROOT)}, external=True)
+                *questions, env={"PYTHONPATH": str(ROOT)}, external=True)
 
 
 @nox.session

@@ -63,8 +63,13 @@ def fetch(name: str) -> Path:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", default="smollm2", choices=sorted(MODELS))
+    parser.add_argument("--if-present", action="store_true", help="print the path if it is in the cache already, and nothing otherwise")
     args = parser.parse_args(argv)
     try:
+        if args.if_present:
+            final = cache_dir() / "models" / Path(MODELS[args.name].member).name
+            print(final if final.exists() else "")
+            return 0
         print(fetch(args.name))
     except (FetchError, OSError) as error:
         print(f"fetch_model: {error}", file=sys.stderr)

@@ -167,3 +167,33 @@ def test_a_clip_from_a_file_is_seen_as_its_frames(store: Store, eyes: Projector,
         assert ask(store, eyes, [special("<|im_start|>user\n"), video, *after(question.text)]) == ask(store, eyes, [*before(scene), *after(question.text)])
         done += 1
     assert done >= 4
+
+
+def test_the_readmes_picture_program_runs(tmp_path: Path) -> None:
+    """The second program of the README, as it stands there, on the demo's picture."""
+    import re
+    import subprocess
+    import sys
+
+    root = MODELS.parents[1]
+    from pylloyal.cli import demo
+
+    demo._write_picture(tmp_path / "picture.png")
+    program = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(encoding="utf-8"), re.S)[1]
+    code = program.replace('"picture.png"', repr(str(tmp_path / "picture.png")))
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == ["What colour is the shape? blue", "Where is the shape? top right"]
+
+
+def test_the_demo_is_right_and_says_what_it_took(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pylloyal.cli import main
+
+    assert main(["demo", "--json", "--out", str(tmp_path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["encoder_runs"] == 1
+    assert len(told["answers"]) == 6
+    assert all(answer["text"] == answer["expected"] for answer in told["answers"])
+    assert (told["cells"], told["slack"], told["clip_encoder_runs"], told["clip_slack"]) == (14, 6, 3, 18)
+    for name in ("image", "clip"):
+        assert Image(told[name]).report.format == "PNG"

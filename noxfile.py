@@ -5,6 +5,7 @@ an environment of its own from the same lock.
 """
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def ctest(session: nox.Session) -> None:
 @nox.session
 def unit(session: nox.Session) -> None:
     """Python tests that need no model file: the stub engine, the tools, the processes that come and go."""
-    pytest(session, "tests/unit", "tests/process")
+    pytest(session, "tests/unit", "tests/process", "tests/invariants/test_traces.py")
 
 
 def sanitised(session: nox.Session, preset: str, runtimes: tuple[str, ...], *what: str, **env: str) -> None:
@@ -106,7 +107,13 @@ def coverage(session: nox.Session) -> None:
 def integration(session: nox.Session) -> None:
     """Tests on tiny models of random weights, made on the spot, and on the public JSON-Schema test suite (fetched once); and what kills or
     deceives the engine, in child processes."""
-    pytest(session, "tests/integration", "tests/aborts", PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
+    pytest(session, "tests/integration", "tests/aborts", "tests/invariants/test_traces_on_tiny.py", PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
+
+
+@nox.session
+def traces(session: nox.Session) -> None:
+    """100,000 random operations against the reference, others every time; they print the seed that repeats them. Minutes."""
+    pytest(session, "tests/invariants/test_traces.py", PYLLOYAL_TRACE_OPERATIONS=os.environ.get("PYLLOYAL_TRACE_OPERATIONS", "100000"))
 
 
 @nox.session

@@ -400,7 +400,8 @@ PYL_API int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, co
 PYL_API int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
 
 /* Constrains a branch to a GBNF grammar from its next token on; n_gbnf == 0 lifts the constraint. A grammar that does not
- * parse is PYL_E_GRAMMAR with line and column, and the one in force stays. Thread: store.
+ * parse is PYL_E_GRAMMAR with line and column, and the one in force stays. When a text can be read in more than 2,048 ways
+ * (need tells how many), whatever would draw or commit next under the grammar is PYL_E_GRAMMAR, unchanged. Thread: store.
  *   root  NUL-terminated name of the start rule; NULL for "root". */
 PYL_API int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
 

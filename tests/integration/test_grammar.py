@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pylloyal import Grammar, GrammarMatch, Model, errors
+from pylloyal import Branch, Grammar, GrammarMatch, Model, Sampling, errors
 
 
 def test_match(stub: Model, tiny: Model) -> None:
@@ -68,3 +68,38 @@ def test_what_comes_under_a_grammar_is_utf8(tiny: Model) -> None:
                 assert tuple(b for b, is_legal in zip(seconds, legal, strict=True) if is_legal) == allowed[lead]
                 child.prune()
             root.prune()
+
+
+def grammar_takes(branch: Branch, token: int) -> bool:
+    try:
+        branch.commit(token)
+    except errors.GrammarError:
+        return False
+    return True
+
+
+def test_a_grammar_that_can_be_read_in_too_many_ways(tiny: Model) -> None:
+    """Two alternatives that begin alike, inside one another: the ways double with every bracket."""
+    either = {"anyOf": [{"type": "array", "items": {"$ref": "#"}}, {"type": "array", "items": {"$ref": "#"}, "maxItems": 3}]}
+    grammar = Grammar.from_schema(either)
+    assert grammar.match(tiny, "[[[[[],[]]]]]") == GrammarMatch(13, True)
+    with pytest.raises(errors.GrammarError, match="more than 2048 ways") as info:
+        grammar.match(tiny, "[" * 60)
+    assert info.value.have == 2048
+    assert info.value.need is not None
+    assert info.value.need > 2048
+    bracket, = tiny.vocab.encode("[")
+    with tiny.store(n_ctx=256, n_threads=1) as store:
+        root = store.root(grammar=grammar, sampling=Sampling(temperature=0))
+        root.prefill("x")
+        n = next(i for i in range(60) if not grammar_takes(root, bracket))
+        assert 8 <= n < 20
+        with pytest.raises(errors.GrammarError, match="ways") as info:
+            root.commit(bracket)
+        assert (info.value.state, root.position, root.is_poisoned) == ("unchanged", 1 + n, False)
+        for call in (root.sample, lambda: store.tick([root]), lambda: root.legal([bracket])):
+            with pytest.raises(errors.GrammarError, match="ways"):
+                call()
+        root.set_grammar(None)
+        store.tick([root])
+        assert root.position == 2 + n

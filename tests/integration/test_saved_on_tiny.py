@@ -31,12 +31,6 @@ def exact(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model
         yield model
 
 
-@pytest.fixture(scope="module")
-def precise(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    with Model(tiny_models.write(tmp_path_factory.mktemp("saved") / f"{name}.gguf", name, quant="f32")) as model:
-        yield model
-
-
 def some(n: int, *salt: int) -> list[int]:
     return [int(x) for x in np.random.default_rng([n, *salt]).integers(0, 256, n)]
 
@@ -86,15 +80,16 @@ def test_saved_loaded_and_continued_bit_for_bit(exact: Model, name: str) -> None
             assert np.array_equal(twin.logits(), fork.logits())
 
 
-@pytest.mark.parametrize("swa_full", [True, False])
-@pytest.mark.parametrize("swa_full_there", [True, False])
-def test_windows_full_or_not_on_either_side(precise: Model, name: str, swa_full: bool, swa_full_there: bool) -> None:
+KINDS = [(name, here, there) for name in DECODERS for here in (True, False) for there in (True, False) if name in WINDOWED or (here and there)]
+
+
+@pytest.mark.parametrize(("name", "swa_full", "swa_full_there"), KINDS, ids=[f"{name}-{here}-{there}" for name, here, there in KINDS])
+def test_windows_full_or_not_on_either_side(tmp_path: Path, name: str, swa_full: bool, swa_full_there: bool) -> None:
     """Bytes hold what can still be seen, so they fit both kinds of store. With windows cells lie in another order afterwards, and the
     last bits with them: everything is said over again, in f32."""
-    if name not in WINDOWED and not (swa_full and swa_full_there):
-        pytest.skip("it has no window shorter than the context")
     tolerance = TOLERANCE.get(name, 1e-4)
-    with precisely(precise, swa_full=swa_full) as store, precisely(precise, swa_full=swa_full_there, n_branches=3, n_ctx=768) as other:
+    with Model(tiny_models.write(tmp_path / "x.gguf", name, quant="f32")) as precise, precisely(precise, swa_full=swa_full) as store, \
+            precisely(precise, swa_full=swa_full_there, n_branches=3, n_ctx=768) as other:
         fork = grown(store)
         for k in range(200):  # round and round the smaller cache
             fork.commit(k)

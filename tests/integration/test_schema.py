@@ -61,6 +61,7 @@ TAKEN: dict[tuple[str, str], list[tuple[Any, list[Any], list[Any]]]] = {
         ({"$ref": "#/$defs/a_b", "$defs": {"a_b": closed("v", v=WHOLE, n={"$ref": "#/$defs/a-b"}), "a-b": {"anyOf": [NULL, {"$ref": "#/$defs/a_b"}]}}}, [{"v": 1, "n": {"v": 2, "n": None}}], [None, {"v": None}, {"v": 1, "n": 2}]),
         # Names of rules that the converter would take for one another.
         ({**closed(a={"$ref": "#/$defs/a"}, b={"$ref": "#/$defs/a-b"}), "$defs": {"a": closed(b=WHOLE), "a-b": TEXT}}, [{"a": {"b": 1}, "b": "x"}], [{"b": 1}, {"a": "x"}]),
+        ({**closed(**{f"ref-defs-{'q' * n}1x": {"type": "integer", "minimum": 5} for n in range(4)}, z={"$ref": "#/$defs/t"}), "$defs": {"t": text(minLength=1)}}, [{"z": "a"}, {"ref-defs-q1x": 5}], [{"z": 7}, {"ref-defs-q1x": "a"}]),
         (closed(**{"ref-defs-a": WHOLE, "ref": closed(defs=closed(a=NULL)), "x": {"$ref": "#/properties/ref"}}), [{"ref-defs-a": 1, "x": {"defs": {"a": None}}}], [{"x": 1}, {"x": {"defs": 1}}])],
     ("`properties`", "type object"): [
         (closed("b", a=WHOLE, b=TEXT, c=NULL), [{"b": ""}, {"a": 1, "b": "x", "c": None}, {"c": None, "b": "x"}], [{}, {"a": 1}, {"b": "", "d": 1}, {"b": 1}]),
@@ -365,7 +366,7 @@ def test_the_largest_that_are_taken(tiny: Model) -> None:
     deep: Any = NULL
     for _ in range(127):
         deep = {"type": "array", "items": deep}
-    wide = {"type": "array", "items": {"anyOf": [closed(**{f"{i}p{j}": NULL for j in range(256)}) for i in range(15)]}}
+    wide = {"type": "array", "items": {"anyOf": [closed(**{f"{i}p{j}": NULL for j in range(256)}) for i in range(7)]}}
     for schema, value in (
         (deep, json.loads("[" * 127 + "null" + "]" * 127)), (wide, [{"3p0": None, "3p255": None}, {}]), ({"const": "é\"" * 100_000}, "é\"" * 100_000), (text(pattern="^" + "a?" * 64 + "$"), "a" * 64), (text(pattern="^(?:a{0,2000}b){2,2000}$"), "aab" * 5),
         (chain(255, lambda link: link), None), (chain(127, lambda link: {"type": "array", "items": link}), [])):

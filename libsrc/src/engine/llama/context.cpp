@@ -167,7 +167,6 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     p.kv_unified = true;  // otherwise a fork would copy cells, and a partial copy aborts
     p.swa_full = params.swa_full;
     const llama_hparams & hparams = model.raw()->hparams;
-    if (!hparams.causal_attn) throw Error(PYL_E_UNSUPPORTED, "this model's attention is not causal: cut into dispatches, a text would get other logits than in one");
     // A head that is no whole number of blocks aborts the engine or makes it compute NaN, unless flash attention happens to take it.
     for (const auto & [type, is_k] : {std::pair{params.type_k, true}, {params.type_v, false}}) {
         const auto block = static_cast<uint32_t>(ggml_blck_size(ggml_type_of(type)));
@@ -181,6 +180,7 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
     LlamaRun run = open_llama_run(model, p, flash);
     llama_context * context = run.context.get();
     if (!llama_get_memory(context)) throw Error(PYL_E_UNSUPPORTED, "this model keeps no memory between decodes, so there is nothing to fork");
+    if (!hparams.causal_attn) throw Error(PYL_E_UNSUPPORTED, "this model's attention is not causal: cut into dispatches, a text would get other logits than in one");
     if (llama_n_batch(context) < std::min(params.n_batch, llama_n_ctx(context))) throw Error(PYL_E_INTERNAL, "the engine opened the context with a smaller n_batch than asked for");
     if (!params.swa_full && model.info().n_swa > 0 && !window_of(llama_get_memory(context))) {
         throw Error(PYL_E_UNSUPPORTED, "swa_full = 0: this model's sliding-window cache cannot be trimmed, so forks would fill it for good");

@@ -21,6 +21,7 @@ constexpr size_t max_bytes = 4u << 20;
 constexpr size_t max_depth = 200;     // the parser recurses once per open parenthesis
 constexpr size_t max_waiting = 2u << 20;  // bytes said before a lazy grammar's trigger; nothing is legal beyond
 constexpr size_t max_rules = 16384;   // and the check for left recursion once per rule
+constexpr size_t max_ways = 2048;     // each is followed on its own, and they can multiply with every token
 
 std::string place(const std::string & gbnf, size_t at) {
     const size_t line = 1 + static_cast<size_t>(std::count(gbnf.begin(), gbnf.begin() + static_cast<std::ptrdiff_t>(at), '\n'));
@@ -101,6 +102,9 @@ public:
     }
     std::unique_ptr<Grammar> clone() const override { return std::make_unique<LlamaGrammar>(llama_grammar_clone_impl(*grammar_)); }
     void filter(std::span<Candidate> candidates) override {
+        if (const size_t n = llama_grammar_get_stacks(grammar_).size(); n > max_ways) {
+            throw Error(PYL_E_GRAMMAR, "the text so far can be read in more than " + std::to_string(max_ways) + " ways under this grammar").numbers(static_cast<int64_t>(n), max_ways);
+        }
         llama_token_data_array array{reinterpret_cast<llama_token_data *>(candidates.data()), candidates.size(), -1, false};
         llama_grammar_apply_impl(*grammar_, &array);
         if (!grammar_->awaiting_trigger) forbid_broken_characters(candidates);

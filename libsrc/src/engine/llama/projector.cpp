@@ -232,10 +232,11 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
 
 std::shared_ptr<const std::vector<float>> LlamaProjector::encode(std::span<const Part> parts, size_t ordinal, const Segment & segment) const {
     const std::scoped_lock lock(mutex_);
+    // Lengths keep "a|b" apart from "a" and "b"; the number of rows keeps apart what should never have had one id.
     std::string key;
-    for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + part.id + "|";
+    for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + std::to_string(part.id.size()) + ":" + part.id + "|";
     if (!key.empty()) {
-        key += std::to_string(ordinal);
+        key += std::to_string(ordinal) + "/" + std::to_string(segment.n_rows);
         if (auto found = cache_.find(key)) {
             n_cache_hits_++;
             return found;

@@ -206,7 +206,7 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
             }
             s.n_rows = static_cast<uint32_t>(mtmd_input_chunk_get_n_tokens(chunk));
             s.n_pos = mtmd_input_chunk_get_n_pos(chunk);
-            s.is_non_causal = mtmd_decode_use_non_causal(context_.get(), chunk);
+            s.is_non_causal = s.is_whole = mtmd_decode_use_non_causal(context_.get(), chunk);
             s.places = places_of(chunk, is_mrope);
             if (s.n_rows == 0 || s.n_pos < 1) throw Error(PYL_E_MEDIA, "a picture or sound takes no rows").at(s.part);
         }

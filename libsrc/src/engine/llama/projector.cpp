@@ -39,6 +39,12 @@ ProjectorHeader read_header(const std::string & path) {
         const int64_t id = gguf_find_key(file.get(), key);
         return id >= 0 && gguf_get_kv_type(file.get(), id) == GGUF_TYPE_BOOL && gguf_get_val_bool(file.get(), id);
     };
+    std::error_code gone;
+    const uint64_t has_bytes = std::filesystem::file_size(path_of(path), gone);
+    for (int64_t i = 0; !gone && i < gguf_get_n_tensors(file.get()); i++) {  // the engine reads short and goes on
+        const uint64_t end = gguf_get_data_offset(file.get()) + gguf_get_tensor_offset(file.get(), i) + gguf_get_tensor_size(file.get(), i);
+        if (end > has_bytes) throw Error(PYL_E_FORMAT, path + " is cut off: tensor '" + gguf_get_tensor_name(file.get(), i) + "' ends at byte " + std::to_string(end) + " of " + std::to_string(has_bytes));
+    }
     if (const std::string arch = text("general.architecture"); arch != "clip") throw Error(PYL_E_PROJECTOR, path + " is no projector: its general.architecture is '" + arch + "', not 'clip'");
     ProjectorHeader out;
     for (const char * key : {"clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type"}) {
@@ -184,6 +190,16 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
         if (part.kind == PYL_PART_AUDIO && !mtmd_support_audio(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not hear").at(i);
     }
     const mtmd::input_chunks_ptr chunks = chunks_of(parts, false);
+    // Sizes are counted for any shape, but a very thin picture may not be one that can be scaled: better known now than half-way.
+    for (size_t i = 0; i < parts.size(); i++) {
+        const Part & part = parts[i];
+        if (part.kind != PYL_PART_IMAGE || part.is_placeholder() || std::max(part.width, part.height) < 32 * std::min(part.width, part.height)) continue;
+        try {
+            chunks_of({&part, 1}, true);
+        } catch (Error & error) {
+            throw std::move(error).at(i);
+        }
+    }
     const bool is_mrope = mtmd_decode_use_mrope(context_.get());
     std::vector<Segment> segments;
     std::vector<Block> blocks;

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,8 @@ def test_rows_that_see_each_other_are_one_block(folder: Path) -> None:
 
 
 MIXES: dict[str, list[Any]] = {"text and picture": ["the sea ", (64, 48), " is"], "picture first": [(64, 48), "red"], "picture last": ["red ", (48, 112)], "two shapes": ["a ", (64, 48), "b ", (48, 112), " c"],
-         "side by side": ["a", (32, 32), (64, 32), "b"], "long": ["the ", (160, 160), " sea"]}
+         "side by side": ["a", (32, 32), (64, 32), "b"], "long": ["the ", (160, 160), " sea"],
+         "frames": ["Video:", (64, 48, True), (64, 48, True), (64, 48, True), "[0m5.00s]", (64, 48, True), (64, 48, True)]}
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -278,9 +280,9 @@ def test_logits_are_those_of_mtmds_own_whole_path(eye: Eye, mix: str, tmp_path: 
             items.append(TextPart(item))
             parts.append(f"t:{item}")
         else:
-            items.append(picture(*item))
+            items.append(picture(item[0], item[1], i, is_frame=len(item) > 2))
             (tmp_path / f"{i}.rgb").write_bytes(items[-1].pixels.tobytes())
-            parts.append(f"i:{item[0]}:{item[1]}:{tmp_path / f'{i}.rgb'}")
+            parts.append(f"{'f' if len(item) > 2 else 'i'}:{item[0]}:{item[1]}:{tmp_path / f'{i}.rgb'}")
     out = tmp_path / "logits"
     done = subprocess.run([program[0], eye.model_path, eye.projector_path, out, "63", *parts], capture_output=True, text=True, timeout=120, check=True)
     theirs = np.frombuffer(out.read_bytes(), np.float32)
@@ -345,6 +347,45 @@ def test_rows_of_the_wrong_width_are_refused(eye: Eye) -> None:
         with pytest.raises(errors.InvalidArgumentError) as caught:
             eye.prompt(RowPart(np.zeros((3, wrong), np.float32)))
         assert (caught.value.need, caught.value.have) == (width, wrong)
+
+
+# ------------------------------------------------------------------------------------------------------- one projector, many
+
+
+def test_one_projector_serves_several_threads(eye: Eye) -> None:
+    """Its encoder has one buffer: what a thread gets is of its own picture."""
+    sizes = [(64, 48), (48, 112), (128, 32), (33, 65)]
+    alone = [replay(eye, "the ", picture(*size, 9), "sea") for size in sizes]
+    found: list[list[Logits]] = [[] for _ in sizes]
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            found[i].append(replay(eye, "the ", picture(*sizes[i], 9), "sea"))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(sizes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, logits in enumerate(found):
+        assert len(logits) == 5
+        assert all(np.array_equal(one, alone[i]) for one in logits)
+
+
+def test_bounds_on_the_rows_of_a_picture(grid: Eye) -> None:
+    with Projector(grid.model, grid.projector_path, n_threads=1, image_min_tokens=20, image_max_tokens=40) as bounded:
+        for size in [*SIZES, (1000, 1000)]:
+            with Prompt(bounded, [picture(*size)], add_special=False) as prompt, grid.store() as store:
+                n = next(s["n_cells"] for s in prompt.segments() if s["kind"] == "rows")
+                # The engine's rule for very thin pictures is one row or column of as many as their length has.
+                assert 10 <= n <= 40 or max(size) > 40 * min(size), size
+                root = store.root()
+                root.prefill(prompt)
+                assert (root.position, root.cells_own) == (prompt.quote().n_pos, prompt.quote().n_cells)
+    with pytest.raises(errors.InvalidArgumentError):
+        Projector(grid.model, grid.projector_path, image_min_tokens=41, image_max_tokens=40)
+    with pytest.raises(errors.InvalidArgumentError):
+        Projector(grid.model, grid.projector_path, cache_bytes=-1)
 
 
 # -------------------------------------------------------------------------------------------------------------- wrong files

@@ -738,8 +738,8 @@ def test_parts_that_cannot_be(eye: Eye) -> None:
     empty = np.empty((0, 3, 3), np.uint8)
     for items, kind in (
         ([PixelPart(empty)], errors.InvalidArgumentError), ([PixelPart(np.zeros((2, 2), np.uint8))], errors.InvalidArgumentError), ([PixelPart(np.zeros((2, 2, 4), np.uint8))], errors.InvalidArgumentError),
-        ([PixelPart(np.zeros((2, 2, 3), np.float32))], errors.InvalidArgumentError),  # type: ignore[arg-type]
-        ([PlaceholderPart(0, 3)], errors.InvalidArgumentError), ([PlaceholderPart(65537, 3)], errors.InvalidArgumentError), ([PlaceholderPart(2**31, 3)], errors.InvalidArgumentError),
+        ([PixelPart(np.zeros((2, 2, 3), np.float32))], errors.InvalidArgumentError),
+        ([PlaceholderPart(0, 3)], errors.InvalidArgumentError), ([PlaceholderPart(65537, 3)], errors.InvalidArgumentError), ([PlaceholderPart(65536, 65536)], errors.InvalidArgumentError), ([PlaceholderPart(2**31, 3)], errors.InvalidArgumentError),
         ([SoundPart(np.empty(0, np.float32))], errors.InvalidArgumentError), ([SoundPart(np.zeros((2, 2), np.float32))], errors.InvalidArgumentError),
         ([[300]], errors.InvalidArgumentError), ([[-1]], errors.InvalidArgumentError), ([[2**31]], errors.InvalidArgumentError), ([[0.5]], errors.InvalidArgumentError), ([7], errors.InvalidArgumentError),
         ([None], errors.InvalidArgumentError),

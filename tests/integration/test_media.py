@@ -293,6 +293,29 @@ def test_logits_are_those_of_mtmds_own_whole_path(eye: Eye, mix: str, tmp_path: 
         assert np.array_equal(root.logits(), theirs)
 
 
+def test_pictures_through_a_sliding_window(folder: Path) -> None:
+    """Pictures inside the window, leaving it and larger than what is left of it; with all cells kept, and without."""
+    eye = Eye("gemma3", folder)
+    items = ["the ", picture(64, 48), " sea ", picture(48, 64, 2), " and " * 12, picture(1, 1)]
+    try:
+        assert eye.model.info.n_swa == 32
+        found = []
+        for swa_full in (True, False):
+            for n_batch in (16, 32, 63):
+                with eye.store(swa_full=swa_full, n_batch=n_batch) as store, eye.prompt(*items) as prompt:
+                    assert store.pressure().swa_full == swa_full
+                    root = store.root()
+                    root.prefill(prompt)
+                    long, short = root.fork(2)
+                    long.prefill(list(range(70, 110)))
+                    short.commit(70)
+                    found.append([branch.logits() for branch in (root, long, short)])
+        for other in found[1:]:
+            assert all(np.array_equal(a, b) for a, b in zip(found[0], other, strict=True))
+    finally:
+        eye.close()
+
+
 def test_two_frames_share_their_rows(grid: Eye) -> None:
     frames = [picture(64, 48, salt, is_frame=True) for salt in range(3)]
     with grid.prompt(*frames[:2], add_special=False) as pair, grid.prompt(frames[0], add_special=False) as one, grid.prompt(frames[0], "x", frames[1], add_special=False) as apart:

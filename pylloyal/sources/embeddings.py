@@ -41,7 +41,7 @@ class Embeddings:
             places = np.asarray(positions)
             if places.dtype.kind not in "iu" or places.shape not in ((len(own),), (len(own), 4)):
                 raise errors.InvalidArgumentError(f"positions of shape {places.shape} and type {places.dtype} for {len(own)} rows; they are ({len(own)},) or ({len(own)}, 4) whole numbers")
-            if places.size and not (-(2**31) <= int(places.min()) and int(places.max()) < 2**31 - 1):
+            if places.size and (int(places.min()) < -(2**31) or int(places.max()) >= 2**31 - 1):
                 raise errors.InvalidArgumentError("positions are outside what 32 bits hold")
             if n_pos is None and places.size:
                 n_pos = int(places.max()) + 1

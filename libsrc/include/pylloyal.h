@@ -716,7 +716,8 @@ typedef struct pyl_part {
     int32_t kind;           /* PYL_PART_* */
     const char * text;      /* TEXT: n bytes of UTF-8 */
     const int32_t * tokens; /* TOKENS: n of them. ROWS: n positions relative to where the part begins, or 4 * n in four sections (time, row,
-                               column, 0) when height is 4; NULL for one after another */
+                               column, 0) when height is 4, which M-RoPE models alone read; NULL for one after another. Other models
+                               want all of 0..n_pos-1, and rows that share a position in one dispatch */
     const uint8_t * rgb;    /* IMAGE: width * height * 3 bytes; NULL for a placeholder that can be counted but not decoded */
     const float * samples;  /* AUDIO: n samples, mono, at the projector's rate; NULL for a placeholder. ROWS: n * n_embd_inp floats */
     size_t n;
@@ -774,7 +775,7 @@ typedef struct pyl_item {
  * A picture lands whole or, if the engine fails within it, poisons its branch; what fails between two stretches leaves the branch at the
  * end of the last whole one (advanced). Logits are kept of each prompt's last row.
  * Errors before anything runs, unchanged: PYL_E_CONTEXT for all together, PYL_E_INVALID (a branch twice, placeholders, rows that see each
- * other and exceed n_batch, with need and have), PYL_E_PROJECTOR (a prompt of another model), PYL_E_STALE, PYL_E_POISONED. Afterwards the code is
+ * other or share positions and exceed n_batch, with need and have), PYL_E_PROJECTOR (a prompt of another model), PYL_E_STALE, PYL_E_POISONED. Afterwards the code is
  * that of the first item that failed, with its index. Thread: store. */
 PYL_API int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items);
 

@@ -176,6 +176,7 @@ public:
     std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override { return model_->grammar(gbnf, root); }
     std::string chat_render(std::string_view request) const override { return model_->chat_render(request); }
     std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override { return model_->chat_grammar(rendered); }
+    size_t n_sections() const override { return model_->n_sections(); }
     ModelIdentity identity() const override { return model_->identity(); }
     std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_, sees_); }
     std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams & params) const override { return model_->open_projector(self, path, params); }

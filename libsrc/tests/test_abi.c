@@ -98,7 +98,21 @@ static pyl_live live(void) {
 
 static void check_nothing_alive(int line) {
     const pyl_live n = live();
-    that(n.models + n.weights + n.stores + n.contexts + n.branches + n.grammars + n.texts + n.embedders == 0, line, "nothing is alive");
+    that(n.models + n.weights + n.stores + n.contexts + n.branches + n.grammars + n.texts + n.embedders + n.projectors + n.prompts == 0, line, "nothing is alive");
+}
+
+static pyl_part part_of(int32_t kind) {
+    pyl_part out;
+    memset(&out, 0, sizeof out);
+    out.struct_size = sizeof out, out.kind = kind;
+    return out;
+}
+
+static pyl_item item_of(pyl_branch branch, const pyl_prompt * prompt) {
+    pyl_item out;
+    memset(&out, 0x55, sizeof out);
+    out.struct_size = sizeof out, out.branch = branch, out.prompt = prompt;
+    return out;
 }
 
 static int contains(const pyl_text * text, const char * part) { return strstr(pyl_text_data(text), part) != NULL; }
@@ -132,6 +146,11 @@ static void test_library(void) {
     SIZE_IS_TOLD(pyl_distribution);
     SIZE_IS_TOLD(pyl_embedder_params);
     SIZE_IS_TOLD(pyl_embedder_info);
+    SIZE_IS_TOLD(pyl_projector_params);
+    SIZE_IS_TOLD(pyl_projector_info);
+    SIZE_IS_TOLD(pyl_part);
+    SIZE_IS_TOLD(pyl_quote);
+    SIZE_IS_TOLD(pyl_item);
     snprintf(part, sizeof part, "\"final_token\":[%u,4]", (unsigned)offsetof(pyl_lane, final_token));
     CHECK(contains(text, part));
     snprintf(part, sizeof part, "\"message\":[%u,%u]", (unsigned)offsetof(pyl_error, message), (unsigned)sizeof(char *));
@@ -450,7 +469,7 @@ static void test_branches(const pyl_model * model) {
     CHECK(strstr(pyl_error_last()->message, "temperature") != NULL);
     INVALID(pyl_branch_set_sampling(store, root, &s));
     pyl_sampling_init(&s);
-    s.seed_mode = 2;
+    s.seed_mode = 3;
     INVALID(pyl_branch_create(store, &out, 0, &s));
     INVALID(pyl_branch_set_sampling(store, root, &s));
     IS(4711, out);
@@ -797,6 +816,10 @@ static pyl_embedder * the_embedder;
 static int32_t fill_metrics(const void * c, void * out) { return (void)c, pyl_branch_get_metrics(the_store, the_branch, (pyl_metrics *)out); }
 static int32_t fill_distribution(const void * c, void * out) { return (void)c, pyl_branch_distribution(the_store, the_branch, (pyl_distribution *)out); }
 static int32_t fill_embedder(const void * c, void * out) { return (void)c, pyl_embedder_describe(the_embedder, (pyl_embedder_info *)out); }
+static pyl_projector * the_projector;
+static pyl_prompt * the_prompt;
+static int32_t fill_projector(const void * c, void * out) { return (void)c, pyl_projector_describe(the_projector, (pyl_projector_info *)out); }
+static int32_t fill_quote(const void * c, void * out) { return (void)c, pyl_prompt_quote(the_prompt, (pyl_quote *)out); }
 static int32_t fill_logits(const void * c, void * out) { return (void)c, pyl_branch_logits(the_store, the_branch, (pyl_logits_view *)out); }
 
 static void try_sizes(fill call, uint32_t full, int line) {
@@ -851,6 +874,14 @@ static void test_struct_sizes(const pyl_model * model) {
     OK(pyl_embedder_open(&the_embedder, model, NULL));
     try_sizes(fill_embedder, sizeof(pyl_embedder_info), __LINE__);
     OK(pyl_embedder_free(the_embedder));
+    pyl_part words = part_of(PYL_PART_TEXT);
+    words.text = "hello", words.n = 5;
+    OK(pyl_projector_open(&the_projector, model, "stub:", 5, NULL));
+    OK(pyl_prompt_make(&the_prompt, model, the_projector, &words, 1, 0));
+    try_sizes(fill_projector, sizeof(pyl_projector_info), __LINE__);
+    try_sizes(fill_quote, sizeof(pyl_quote), __LINE__);
+    OK(pyl_projector_free(the_projector));
+    OK(pyl_prompt_free(the_prompt));
 
     /* In-structs: an older caller's is read as far as it goes, and what it does not know has its default. */
     pyl_sampling defaults;
@@ -1207,6 +1238,171 @@ static void * decode_for_long(void * unused) {
     return unused;
 }
 
+/* Projectors, parts and prompts. */
+static void test_prompts(const pyl_model * model) {
+    pyl_projector_params pp;
+    pyl_projector_params_init(NULL);
+    pyl_projector_params_init(&pp);
+    IS(sizeof pp, pp.struct_size);
+    pyl_projector * projector = NULL;
+    INVALID(pyl_projector_open(NULL, model, "stub:", 5, &pp));
+    CLOSED(pyl_projector_open(&projector, NULL, "stub:", 5, &pp));
+    INVALID(pyl_projector_open(&projector, model, NULL, 5, &pp));
+    INVALID(pyl_projector_open(&projector, model, "stub:", 0, &pp));
+    INVALID(pyl_projector_open(&projector, model, "st\0ub", 5, &pp));
+    IS(PYL_E_PROJECTOR, pyl_projector_open(&projector, model, "stub", 4, &pp));
+#define WRONG_PARAMS(field, value)                                  \
+    pyl_projector_params_init(&pp);                                 \
+    pp.field = value;                                               \
+    INVALID(pyl_projector_open(&projector, model, "stub:", 5, &pp))
+    WRONG_PARAMS(struct_size, 0);
+    WRONG_PARAMS(struct_size, 3);
+    WRONG_PARAMS(n_threads, 513);
+    WRONG_PARAMS(flash_attn, 7);
+    WRONG_PARAMS(image_min_tokens, 65537);
+    WRONG_PARAMS(image_max_tokens, UINT32_MAX);
+    pp.image_min_tokens = 9, pp.image_max_tokens = 8;
+    INVALID(pyl_projector_open(&projector, model, "stub:", 5, &pp));
+    CHECK(projector == NULL);
+    IS(0, live().projectors);
+    OK(pyl_projector_open(&projector, model, "stub:", 5, NULL));
+    IS(1, live().projectors);
+    pyl_projector_info info;
+    memset(&info, 0, sizeof info);
+    INVALID(pyl_projector_describe(projector, NULL));
+    INVALID(pyl_projector_describe(projector, &info)); /* struct_size not set */
+    info.struct_size = sizeof info;
+    OK(pyl_projector_describe(projector, &info));
+    CHECK(info.has_vision == 1 && info.n_embd == 4 && info.n_encodes == 0);
+
+    static const uint8_t rgb[8 * 8 * 3] = {1, 2, 3};
+    static const float samples[200] = {0.5f};
+    pyl_part parts[2] = {part_of(PYL_PART_TEXT), part_of(PYL_PART_IMAGE)};
+    parts[0].text = "ab", parts[0].n = 2;
+    parts[1].rgb = rgb, parts[1].width = parts[1].height = 8, parts[1].id = "name";
+    pyl_prompt * prompt = NULL;
+    INVALID(pyl_prompt_make(NULL, model, projector, parts, 2, 0));
+    CLOSED(pyl_prompt_make(&prompt, NULL, projector, parts, 2, 0));
+    INVALID(pyl_prompt_make(&prompt, model, projector, NULL, 2, 0));
+    INVALID(pyl_prompt_make(&prompt, model, projector, parts, 2, PYL_TOKENIZE_PARSE_SPECIAL));
+    IS(PYL_E_PROJECTOR, pyl_prompt_make(&prompt, model, NULL, parts, 2, 0));
+    IS(1, pyl_error_last()->index);
+    pyl_model * other = open_model("stub:n_vocab=301");
+    IS(PYL_E_PROJECTOR, pyl_prompt_make(&prompt, other, projector, parts, 2, 0));
+#define WRONG_PART(code, set)                                                       \
+    do {                                                                            \
+        pyl_part given[2] = {parts[0], parts[1]};                                   \
+        pyl_part * const part = &given[1];                                          \
+        set;                                                                        \
+        IS(code, pyl_prompt_make(&prompt, model, projector, given, 2, 0));          \
+        IS(1, pyl_error_last()->index);                                             \
+    } while (0)
+    WRONG_PART(PYL_E_INVALID, part->struct_size = 0);
+    WRONG_PART(PYL_E_INVALID, part->struct_size--);
+    WRONG_PART(PYL_E_INVALID, part->kind = 5);
+    WRONG_PART(PYL_E_INVALID, part->kind = -1);
+    WRONG_PART(PYL_E_INVALID, part->width = 0);
+    WRONG_PART(PYL_E_INVALID, part->height = 0);
+    WRONG_PART(PYL_E_INVALID, part->width = 65537);
+    WRONG_PART(PYL_E_INVALID, (part->rgb = NULL, part->width = part->height = 65536));
+    WRONG_PART(PYL_E_INVALID, (part->rgb = NULL, part->width = 32768, part->height = 65536));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_TEXT, part->n = 2));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_TEXT, part->flags = 8));
+    WRONG_PART(PYL_E_FORMAT, (part->kind = PYL_PART_TEXT, part->text = "a\xff", part->n = 2));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_TOKENS, part->n = 1));
+    static const int32_t beyond = 300;
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_TOKENS, part->tokens = &beyond, part->n = 1));
+    WRONG_PART(PYL_E_INVALID, part->kind = PYL_PART_AUDIO);
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_AUDIO, part->samples = samples, part->n = SIZE_MAX));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_ROWS, part->n = 2, part->width = 4, part->height = 0, part->n_pos = 2));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_ROWS, part->samples = samples, part->n = 2, part->width = 0, part->height = 0, part->n_pos = 2));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_ROWS, part->samples = samples, part->n = 2, part->width = 5, part->height = 0, part->n_pos = 2));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_ROWS, part->samples = samples, part->n = 2, part->width = 4, part->height = 2, part->n_pos = 2));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_ROWS, part->samples = samples, part->n = 2, part->width = 4, part->height = 0, part->n_pos = 3));
+    WRONG_PART(PYL_E_INVALID, (part->kind = PYL_PART_ROWS, part->samples = samples, part->tokens = hello, part->n = 2, part->width = 4, part->height = 1, part->n_pos = 2));
+    CHECK(prompt == NULL);
+    IS(0, live().prompts);
+    OK(pyl_prompt_make(&prompt, model, projector, NULL, 0, 0));
+    pyl_quote quote;
+    memset(&quote, 0, sizeof quote);
+    INVALID(pyl_prompt_quote(prompt, NULL));
+    INVALID(pyl_prompt_quote(prompt, &quote));
+    quote.struct_size = sizeof quote;
+    OK(pyl_prompt_quote(prompt, &quote));
+    CHECK(quote.n_segments == 0 && quote.n_cells == 0 && quote.is_decodable == 1);
+    OK(pyl_prompt_free(prompt));
+
+    OK(pyl_prompt_make(&prompt, model, projector, parts, 2, 0));
+    OK(pyl_projector_free(projector)); /* what was laid out through it lives on */
+    IS(1, live().prompts);
+    OK(pyl_prompt_quote(prompt, &quote));
+    CHECK(quote.n_segments == 2 && quote.n_cells == 3 && quote.n_pos == 3 && quote.n_media == 1);
+    pyl_text * text = NULL;
+    INVALID(pyl_prompt_segments(prompt, NULL));
+    OK(pyl_prompt_segments(prompt, &text));
+    CHECK(contains(text, "\"tokens\":[97,98]") && contains(text, "\"positions\":[0]"));
+    pyl_text_free(text);
+
+    pyl_store * store = open_store(model, 64);
+    const pyl_branch b = new_branch(store);
+    pyl_item item = item_of(b, prompt), before = item;
+    INVALID(pyl_decode_prompts_n(store, NULL, 1));
+    OK(pyl_decode_prompts_n(store, NULL, 0));
+    CLOSED(pyl_decode_prompts_n(NULL, &item, 1));
+    item.struct_size = before.struct_size = sizeof item - 1;
+    INVALID(pyl_decode_prompts_n(store, &item, 1));
+    item.struct_size = before.struct_size = sizeof item;
+    item.prompt = before.prompt = NULL;
+    CLOSED(pyl_decode_prompts_n(store, &item, 1));
+    item.prompt = before.prompt = prompt;
+    item.branch = before.branch = 0;
+    IS(PYL_E_STALE, pyl_decode_prompts_n(store, &item, 1));
+    CHECK(memcmp(&item, &before, sizeof item) == 0); /* refused as a whole: no output is touched */
+    pyl_item twice[2] = {item_of(b, prompt), item_of(b, prompt)};
+    INVALID(pyl_decode_prompts_n(store, twice, 2));
+    IS(0, pressure_of(store).cells_used);
+    item.branch = b;
+    OK(pyl_decode_prompts_n(store, &item, 1));
+    CHECK(item.code == PYL_OK && item.state == PYL_STATE_ADVANCED && item.engine_rc == 0 && item.message == NULL && item.n_segments_landed == 2 && item.n_cells_landed == 3);
+    OK(pyl_store_free(store));
+    CLOSED(pyl_decode_prompts_n(store, &item, 1));
+
+    OK(pyl_prompt_free(prompt));
+    pyl_prompt * const no_prompt[] = {NULL, prompt, (pyl_prompt *)(uintptr_t)1, (pyl_prompt *)UINTPTR_MAX, (pyl_prompt *)(void *)other, (pyl_prompt *)(void *)&info};
+    for (size_t i = 0; i < COUNT(no_prompt); i++) {
+        CLOSED(pyl_prompt_quote(no_prompt[i], &quote));
+        CLOSED(pyl_prompt_segments(no_prompt[i], &text));
+        CLOSED(pyl_prompt_free(no_prompt[i]));
+    }
+    pyl_projector * const no_projector[] = {projector, (pyl_projector *)(uintptr_t)1, (pyl_projector *)UINTPTR_MAX, (pyl_projector *)(void *)other, (pyl_projector *)(void *)&info, NULL};
+    for (size_t i = 0; i < COUNT(no_projector); i++) {
+        CLOSED(pyl_projector_describe(no_projector[i], &info));
+        CLOSED(pyl_projector_free(no_projector[i]));
+        if (no_projector[i]) CLOSED(pyl_prompt_make(&prompt, model, no_projector[i], parts, 2, 0));
+    }
+    OK(pyl_model_free(other));
+
+    /* A picture that cannot be encoded: its item says so, the other one is in. */
+    pyl_model * failing = open_model("stub:encode_fail_at=1");
+    OK(pyl_projector_open(&projector, failing, "stub:", 5, NULL));
+    OK(pyl_prompt_make(&prompt, failing, projector, parts, 2, 0));
+    store = open_store(failing, 64);
+    pyl_item pair[2] = {item_of(new_branch(store), prompt), item_of(new_branch(store), prompt)};
+    IS(PYL_E_MEDIA, pyl_decode_prompts_n(store, pair, 2));
+    IS(0, pyl_error_last()->index);
+    IS(1, pyl_error_last()->partial);
+    CHECK(pair[0].code == PYL_E_MEDIA && pair[0].state == PYL_STATE_ADVANCED && pair[0].n_segments_landed == 1 && pair[0].n_cells_landed == 2);
+    CHECK(pair[0].message && contains(pair[0].message, "told to fail"));
+    CHECK(pair[1].code == PYL_OK && pair[1].n_cells_landed == 3 && pair[1].message == NULL);
+    IS(5, pressure_of(store).cells_used);
+    pyl_text_free(pair[0].message);
+    OK(pyl_model_free(failing));
+    OK(pyl_projector_free(projector));
+    OK(pyl_prompt_free(prompt));
+    OK(pyl_store_free(store)); /* in any order */
+    IS(0, live().texts + live().projectors + live().prompts);
+}
+
 /* While another thread is inside, every call on the store is refused, and changes nothing. */
 static void test_busy(void) {
     pyl_model * slow = open_model("stub:spin_us=2000;n_ctx_train=100000");
@@ -1268,6 +1464,7 @@ int main(void) {
     test_saved(model);
     test_measures(model);
     test_embedder(model);
+    test_prompts(model);
     test_busy();
     OK(pyl_model_free(model));
     test_handles_after_free();

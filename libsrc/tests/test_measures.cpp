@@ -858,7 +858,7 @@ void test_one_call_at_a_time_in_an_embedder() {
         std::string chat_render(std::string_view r) const override { return of->chat_render(r); }
         ModelIdentity identity() const override { return of->identity(); }
         std::unique_ptr<Context> open(const ContextParams & p) const override { return of->open(p); }
-        std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams & p) const override { return of->open_projector(self, path, p); }
+        std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & p, const ProjectorParams & q) const override { return of->open_projector(self, p, q); }
         std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams &) const override {
             auto out = std::make_unique<Slow>();
             made = out.get();

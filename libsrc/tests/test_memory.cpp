@@ -8,6 +8,7 @@
 
 #include "check.hpp"
 #include "core/embedder.hpp"
+#include "core/prompt.hpp"
 #include "stub_store.hpp"
 
 namespace {
@@ -39,7 +40,7 @@ uint64_t engine_fails_at = 0;  // the dispatch that fails for good; World itself
 bool is_deterministic = false;
 
 std::shared_ptr<Model> quiet_model() {
-    return std::make_shared<Watched>(model("n_vocab=300;fail_rc=-2;fail_rows=1;fail_at=" + std::to_string(engine_fails_at)), [](const std::function<void()> & call) {
+    return std::make_shared<Watched>(model("n_vocab=300;mrope=1;fail_rc=-2;fail_rows=1;fail_at=" + std::to_string(engine_fails_at)), [](const std::function<void()> & call) {
         const bool was = std::exchange(is_armed, false);
         call();
         is_armed = was;
@@ -54,7 +55,8 @@ ContextParams world_params() {
 }
 
 struct World {
-    Store store{quiet_model(), world_params()};
+    std::shared_ptr<Model> model = quiet_model();
+    Store store{model, world_params()};
     std::map<pyl_branch, Tokens> paths;  // what each branch must see
     pyl_branch top, a, b, strict, empty;
 
@@ -382,6 +384,76 @@ void test_reseed() {
     }
 }
 
+// Words, a picture of six rows in two dispatches, and two tokens.
+std::vector<Part> some_parts() {
+    std::vector<Part> out(3);
+    out[0].text = "words, more of them than a short string holds";
+    out[0].text.resize(9);
+    out[1].kind = PYL_PART_IMAGE, out[1].width = 24, out[1].height = 16, out[1].rgb.assign(24 * 16 * 3, 7), out[1].id = "longer than any short string is";
+    out[2].kind = PYL_PART_TOKENS, out[2].tokens = {1, 2};
+    return out;
+}
+
+void test_prompts() {
+    const auto projector_of = [](World & w) -> std::shared_ptr<const Projector> { return w.model->open_projector(w.model, "stub:", {}); };
+    struct Made {
+        std::shared_ptr<const Projector> projector;
+        std::vector<Part> parts;
+        std::shared_ptr<const Prompt> prompt;
+    };
+    sweep(
+        "make_prompt", [&](World & w) { return Made{projector_of(w), some_parts(), nullptr}; }, [](World & w, Made & m) { m.prompt = make_prompt(w.model, m.projector, m.parts, true); },
+        [](World &, const Made & m, bool threw) { CHECK(!threw && m.prompt->quote().n_cells == 1 + 9 + 6 + 2 && m.prompt->quote().n_pos == 1 + 9 + 3 + 2); });
+
+    struct Call {
+        std::shared_ptr<const Prompt> prompt;
+        std::vector<PromptItem> items;
+        Snapshot before;
+    };
+    sweep(
+        "decode_prompts",
+        [&](World & w) {
+            Call out{make_prompt(w.model, projector_of(w), some_parts(), false), {}, snapshot(w.store)};
+            for (const pyl_branch b : {w.a, w.empty, w.strict}) out.items.push_back({b, out.prompt, 0, 0, std::nullopt});
+            return out;
+        },
+        [](World & w, Call & c) { w.store.decode_prompts(c.items); },
+        [](World & w, const Call & c, bool threw) {
+            CHECK(!threw);
+            for (const PromptItem & item : c.items) {
+                const Branch & branch = w.store.get(item.branch);
+                const Facts & was = *std::find_if(c.before.branches.begin(), c.before.branches.end(), [&](const Facts & f) { return f.handle == item.branch; });
+                if (!item.error) {
+                    CHECK_EQ(item.n_cells_landed, c.prompt->quote().n_cells);
+                    CHECK_EQ(item.n_segments_landed, 3);
+                } else {
+                    CHECK_EQ(item.error->code, PYL_E_OUT_OF_MEMORY);
+                    CHECK_EQ(item.error->state, branch.is_poisoned ? PYL_STATE_POISONED : item.n_cells_landed ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED);
+                    if (item.error->state == PYL_STATE_UNCHANGED) CHECK(facts(w.store, item.branch) == was);
+                }
+                if (branch.is_poisoned) {
+                    CHECK(item.n_segments_landed == 1 && branch.cells_own == was.cells_own + item.n_cells_landed + 4);  // between the picture's dispatches
+                    continue;
+                }
+                CHECK_EQ(branch.cells_own, was.cells_own + item.n_cells_landed);
+                CHECK_EQ(branch.position, was.position + static_cast<Pos>(item.n_cells_landed) - (item.n_segments_landed > 1 ? 3 : 0));
+                Tokens & path = w.paths[item.branch];
+                if (item.n_segments_landed <= 1) {
+                    const Tokens & words = c.prompt->segments()[0].tokens;
+                    path.insert(path.end(), words.begin(), words.begin() + item.n_cells_landed);
+                    continue;
+                }
+                if (!item.error) {
+                    Store fresh(w.model, world_params());
+                    std::vector<PromptItem> alone{{root(fresh, path), c.prompt, 0, 0, std::nullopt}};
+                    fresh.decode_prompts(alone);
+                    CHECK(!alone[0].error && same_bits(row(w.store, item.branch), row(fresh, alone[0].branch)));
+                }
+                w.paths.erase(item.branch);  // no tokens tell it
+            }
+        });
+}
+
 // Branches with metrics, and in a deterministic store, where the first of a call may be in and the others not.
 void test_decoding() {
     struct Call {
@@ -576,6 +648,7 @@ int main() {
     test_measures();
     test_score();
     test_reseed();
+    test_prompts();
     test_decoding();
     test_embeddings();
     test_telling_of_failures();

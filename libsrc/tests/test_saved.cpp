@@ -370,6 +370,7 @@ void test_damage() {
 // The bytes of a branch, field by field: as the kernel would write them, but for what a test changes.
 struct Craft {
     SavedHead head{"stub 1", "stub of 260", 260, 260, PYL_KV_F16, PYL_KV_F16, PYL_FLASH_ATTN_ON, 3, 3, 66, true, true, 7, 5};
+    Pos start = 0;
     std::array<float, 7> floats{0.8f, 0.95f, 0.05f, 1.0f, 1.1f, 0.0f, 0.0f};  // temperature, top_p, min_p, typical_p, repeat, frequency, presence
     int32_t top_k = 40, last_n = 64;
     Tokens history{65, 66};
@@ -405,6 +406,7 @@ struct Craft {
         out.put<uint8_t>(head.has_grammar);
         out.put(head.seed);
         out.put(head.draws);
+        out.put(start);
         for (const float value : floats) out.put(value);
         out.put(top_k);
         out.put(last_n);
@@ -532,6 +534,7 @@ void test_fields_out_of_range() {
         REFUSED(PYL_E_FORMAT, c.steer[0].second = bad);
     }
     for (const int32_t bad : {-1, 4, 8, 1 << 30}) REFUSED(PYL_E_FORMAT, c.levels = bad);
+    for (const Pos bad : {-1, 4, INT32_MIN, INT32_MAX}) REFUSED(PYL_E_FORMAT, c.start = bad);
     REFUSED(PYL_E_FORMAT, c.n_inside = 3);
     REFUSED(PYL_E_FORMAT, c.grammar = "root ::= (");
     REFUSED(PYL_E_FORMAT, c.grammar = "");

@@ -175,5 +175,5 @@ class Items:
 
     def free(self) -> None:
         for item in self.array:
-            message, item.message = item.message, None
-            load.library().pyl_text_free(message)
+            load.library().pyl_text_free(item.message)  # first: what the field gives is a view of it, and empty with it
+            item.message = None

@@ -41,10 +41,16 @@ class Embeddings:
             places = np.asarray(positions)
             if places.dtype.kind not in "iu" or places.shape not in ((len(own),), (len(own), 4)):
                 raise errors.InvalidArgumentError(f"positions of shape {places.shape} and type {places.dtype} for {len(own)} rows; they are ({len(own)},) or ({len(own)}, 4) whole numbers")
+            if places.size and (int(places.min()) < -(2**31) or int(places.max()) >= 2**31 - 1):
+                raise errors.InvalidArgumentError("positions are outside what 32 bits hold")
             if n_pos is None and places.size:
                 n_pos = int(places.max()) + 1
             places = np.ascontiguousarray(places.T, np.int32)
-        self._part = RowPart(np.ascontiguousarray(own, np.float32), places, n_pos, is_non_causal)
+        if n_pos is not None and not -(2**31) <= n_pos < 2**31:  # ctypes would cut it off in silence
+            raise errors.InvalidArgumentError(f"n_pos is {n_pos}; it must be in 1..{len(own)}")
+        with np.errstate(over="ignore"):  # what is too large for a float becomes an infinity, which the kernel refuses
+            single = np.ascontiguousarray(own, np.float32)
+        self._part = RowPart(single, places, n_pos, is_non_causal)
 
     def parts(self, projector: Projector | None) -> Sequence[Part]:  # noqa: ARG002 (they bypass it)
         """The rows."""

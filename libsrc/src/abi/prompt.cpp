@@ -48,6 +48,8 @@ static Part part_of(const pyl_part & given, size_t index) {
         case PYL_PART_IMAGE:
             invalid(given.width > 0 && given.height > 0, "a picture without width or height");
             invalid(given.width <= 65536 && given.height <= 65536, "a picture of more than 65536 pixels a side");
+            // Encoders count pixels in 32 bits: of 65536 x 65536 they took it to be a few tokens' worth.
+            invalid(static_cast<uint64_t>(given.width) * given.height <= INT32_MAX, "a picture of more than 2147483647 pixels");
             if (given.rgb) out.rgb.assign(given.rgb, given.rgb + static_cast<size_t>(given.width) * given.height * 3);
             break;
         case PYL_PART_AUDIO:

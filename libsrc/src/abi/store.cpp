@@ -284,7 +284,7 @@ int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items
             work.push_back({item.branch, prompt_of(item.prompt), 0, 0, std::nullopt});
         }
         s.decode_prompts(work);
-        std::optional<Error> first;
+        size_t first = SIZE_MAX;  // nothing from here on may fail: branches have moved, and every item has to say so
         bool landed_any = false;
         for (size_t i = 0; i < all.size(); i++) {
             pyl_item & item = all[i];
@@ -296,20 +296,19 @@ int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items
             item.n_cells_landed = done.n_cells_landed;
             item.message = nullptr;
             landed_any |= done.n_cells_landed > 0;
-            if (done.error && !first) {
-                first = done.error;
-                first->index = static_cast<int32_t>(i);
-            }
+            if (done.error) first = std::min(first, i);
         }
-        if (!first) return;
+        if (first == SIZE_MAX) return;
         for (size_t i = 0; i < all.size(); i++) {
             try {
                 if (work[i].error) all[i].message = new_text(work[i].error->message);
             } catch (const std::bad_alloc &) {  // then without words
             }
         }
-        first->partial = landed_any;
-        throw *first;
+        Error error = std::move(*work[first].error);
+        error.index = static_cast<int32_t>(first);
+        error.partial = landed_any;
+        throw error;
     });
 }
 

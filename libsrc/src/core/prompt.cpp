@@ -27,7 +27,10 @@ private:
     std::vector<Origin> origins_;
 };
 
-Segment rows_segment(const Part & part, const pyl_model_info & info, size_t index) {
+// The engine reads as many sections as its model has, whatever it is given.
+Segment rows_segment(const Part & part, const Model & model, size_t index) {
+    const pyl_model_info & info = model.info();
+    const size_t n_sections = model.n_sections();
     const auto invalid = [&](const std::string & what) { throw Error(PYL_E_INVALID, what).at(index); };
     const size_t n = part.width ? part.samples.size() / part.width : 0;
     if (n == 0) invalid("rows without anything in them");
@@ -41,20 +44,26 @@ Segment rows_segment(const Part & part, const pyl_model_info & info, size_t inde
     Segment out;
     out.n_rows = static_cast<uint32_t>(n);
     out.n_pos = part.n_pos;
+    // Where a row has one position the engine wants every dispatch to begin one behind the last, so shared positions cannot be cut.
     out.is_non_causal = part.is_non_causal;
+    out.is_whole = part.is_non_causal || (n_sections == 1 && static_cast<size_t>(part.n_pos) < n);
     out.part = static_cast<uint32_t>(index);
     if (part.positions.empty()) {
         if (static_cast<size_t>(part.n_pos) != n) invalid("rows one after another take as many positions");
-        for (size_t i = 0; i < n; i++) out.places.push_back({static_cast<int32_t>(i), true});
+        for (size_t i = 0; i < n_sections * n; i++) out.places.push_back({static_cast<int32_t>(i % n), true});
         return out;
     }
     if (part.positions.size() != n && part.positions.size() != 4 * n) invalid(std::to_string(part.positions.size()) + " positions for " + std::to_string(n) + " rows; one or four each");
+    if (part.positions.size() != n && n_sections == 1) invalid("four positions a row are for M-RoPE models; this one reads one");
     for (size_t i = 0; i < part.positions.size(); i++) {
         const Pos at = part.positions[i];
         if (at < 0 || at >= part.n_pos) invalid("position " + std::to_string(at) + " is outside 0.." + std::to_string(part.n_pos - 1));
         if (i > 0 && i < n && at < part.positions[i - 1]) invalid("positions run backwards");
+        const Pos before = i == 0 ? -1 : part.positions[i - 1];
+        if (n_sections == 1 && (at > before + 1 || (i + 1 == n && at + 1 != part.n_pos))) invalid("positions leave a gap; this model reads all of 0.." + std::to_string(part.n_pos - 1));
         out.places.push_back({at, true});
     }
+    while (out.places.size() < n_sections * n) out.places.push_back(out.places[out.places.size() - n]);  // as text stands
     return out;
 }
 
@@ -85,7 +94,7 @@ std::shared_ptr<Prompt> make_prompt(const std::shared_ptr<const Model> & model, 
             }
             add_text(part.tokens, i++);
         } else if (part.kind == PYL_PART_ROWS) {
-            segments.push_back(rows_segment(part, info, i));
+            segments.push_back(rows_segment(part, *model, i));
             origins.push_back({nullptr, 0, std::move(part.samples)});
             i++;
         } else {

@@ -24,6 +24,7 @@ struct Segment {
     uint32_t n_rows = 0;
     int32_t n_pos = 0;
     bool is_non_causal = false;
+    bool is_whole = false;  // has to be read in one dispatch
     std::vector<Place> places;  // n_rows, or four sections of n_rows: time, row, column, and one more
     uint32_t part = 0, n_parts = 1;
 
@@ -49,7 +50,7 @@ public:
             out.n_cells += s.n_cells();
             out.n_pos += static_cast<uint32_t>(s.span());
             out.n_media += !s.is_text();
-            if (s.is_non_causal) out.max_rows = std::max(out.max_rows, s.n_rows);
+            if (s.is_whole) out.max_rows = std::max(out.max_rows, s.n_rows);
         }
         return out;
     }

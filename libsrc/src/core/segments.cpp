@@ -103,7 +103,7 @@ void Store::decode_prompts(std::span<PromptItem> items) {
         if (!prompt.is_decodable()) throw Error(PYL_E_INVALID, "the prompt holds a placeholder: it can be counted, not decoded").at(i);
         const pyl_quote quote = prompt.quote();
         if (quote.max_rows > params_.n_batch) {
-            throw Error(PYL_E_INVALID, "a picture whose " + std::to_string(quote.max_rows) + " rows see each other must fit one dispatch; n_batch is " + std::to_string(params_.n_batch))
+            throw Error(PYL_E_INVALID, "a stretch of " + std::to_string(quote.max_rows) + " rows, which see each other or share positions, must fit one dispatch; n_batch is " + std::to_string(params_.n_batch))
                 .at(i)
                 .numbers(quote.max_rows, params_.n_batch);
         }

@@ -178,6 +178,8 @@ public:
     virtual std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const = 0;
     // The constraint that belongs to a rendered conversation; null when there is none.
     virtual std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const = 0;
+    // Positions each row of an encoder stands at: 1, or 4 where they are sections (time, row, column, one more).
+    virtual size_t n_sections() const { return 1; }
     // Tokens the model file says must never be drawn.
     virtual std::vector<Token> suppressed() const { return {}; }
     virtual std::string chat_render(std::string_view request) const = 0;  // JSON to JSON

@@ -36,6 +36,7 @@ public:
     uint32_t token_flags(Token token) const override { return flags_[static_cast<size_t>(token)]; }
     std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override;
     std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override;
+    size_t n_sections() const override;
     std::vector<Token> suppressed() const override;
     std::string chat_render(std::string_view request) const override;
     ModelIdentity identity() const override;

@@ -164,6 +164,11 @@ std::unique_ptr<Grammar> LlamaModel::grammar(const std::string & gbnf, const std
     return make_llama_grammar(vocab(), gbnf, root);
 }
 
+size_t LlamaModel::n_sections() const {
+    const llama_rope_type type = llama_model_rope_type(raw());
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE ? 4 : 1;
+}
+
 std::vector<Token> LlamaModel::suppressed() const {
     int32_t n = 0;
     const llama_token * tokens = llama_vocab_get_suppress_tokens(vocab(), &n);

@@ -39,6 +39,12 @@ ProjectorHeader read_header(const std::string & path) {
         const int64_t id = gguf_find_key(file.get(), key);
         return id >= 0 && gguf_get_kv_type(file.get(), id) == GGUF_TYPE_BOOL && gguf_get_val_bool(file.get(), id);
     };
+    std::error_code gone;
+    const uint64_t has_bytes = std::filesystem::file_size(path_of(path), gone);
+    for (int64_t i = 0; !gone && i < gguf_get_n_tensors(file.get()); i++) {  // the engine reads short and goes on
+        const uint64_t end = gguf_get_data_offset(file.get()) + gguf_get_tensor_offset(file.get(), i) + gguf_get_tensor_size(file.get(), i);
+        if (end > has_bytes) throw Error(PYL_E_FORMAT, path + " is cut off: tensor '" + gguf_get_tensor_name(file.get(), i) + "' ends at byte " + std::to_string(end) + " of " + std::to_string(has_bytes));
+    }
     if (const std::string arch = text("general.architecture"); arch != "clip") throw Error(PYL_E_PROJECTOR, path + " is no projector: its general.architecture is '" + arch + "', not 'clip'");
     ProjectorHeader out;
     for (const char * key : {"clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type"}) {
@@ -184,6 +190,16 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
         if (part.kind == PYL_PART_AUDIO && !mtmd_support_audio(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not hear").at(i);
     }
     const mtmd::input_chunks_ptr chunks = chunks_of(parts, false);
+    // Sizes are counted for any shape, but a very thin picture may not be one that can be scaled: better known now than half-way.
+    for (size_t i = 0; i < parts.size(); i++) {
+        const Part & part = parts[i];
+        if (part.kind != PYL_PART_IMAGE || part.is_placeholder() || std::max(part.width, part.height) < 32 * std::min(part.width, part.height)) continue;
+        try {
+            chunks_of({&part, 1}, true);
+        } catch (Error & error) {
+            throw std::move(error).at(i);
+        }
+    }
     const bool is_mrope = mtmd_decode_use_mrope(context_.get());
     std::vector<Segment> segments;
     std::vector<Block> blocks;
@@ -206,7 +222,7 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
             }
             s.n_rows = static_cast<uint32_t>(mtmd_input_chunk_get_n_tokens(chunk));
             s.n_pos = mtmd_input_chunk_get_n_pos(chunk);
-            s.is_non_causal = mtmd_decode_use_non_causal(context_.get(), chunk);
+            s.is_non_causal = s.is_whole = mtmd_decode_use_non_causal(context_.get(), chunk);
             s.places = places_of(chunk, is_mrope);
             if (s.n_rows == 0 || s.n_pos < 1) throw Error(PYL_E_MEDIA, "a picture or sound takes no rows").at(s.part);
         }
@@ -232,10 +248,11 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
 
 std::shared_ptr<const std::vector<float>> LlamaProjector::encode(std::span<const Part> parts, size_t ordinal, const Segment & segment) const {
     const std::scoped_lock lock(mutex_);
+    // Lengths keep "a|b" apart from "a" and "b"; the number of rows keeps apart what should never have had one id.
     std::string key;
-    for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + part.id + "|";
+    for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + std::to_string(part.id.size()) + ":" + part.id + "|";
     if (!key.empty()) {
-        key += std::to_string(ordinal);
+        key += std::to_string(ordinal) + "/" + std::to_string(segment.n_rows);
         if (auto found = cache_.find(key)) {
             n_cache_hits_++;
             return found;

@@ -102,7 +102,10 @@ public:
         n_decodes_++;
         const bool fails = options_.fail_at > 0 && n_decodes_ == options_.fail_at;
         if (fails && (options_.fail_rc == 1 || options_.fail_rc == -1)) return static_cast<int32_t>(options_.fail_rc);
-        if (batch.n == 0 || batch.n > params_.n_batch) return -1;
+        if (batch.n == 0 || batch.n > params_.n_batch || batch.pos.size() != batch.n * (options_.mrope ? 4 : 1)) return -1;
+        Pos last = -1;
+        for (const Cell & cell : cells_) last = cell.has(batch.seq) ? std::max(last, cell.pos) : last;
+        if (options_.mrope ? batch.pos[0] < last : batch.pos[0] != last + 1) return -1;  // as llama.cpp has it
         if (static_cast<size_t>(std::count_if(cells_.begin(), cells_.end(), [](const Cell & c) { return c.seqs.empty(); })) < batch.n) return 1;
         for (size_t i = 0; i < batch.n; i++) {
             if (fails && static_cast<int64_t>(i) >= options_.fail_rows) return static_cast<int32_t>(options_.fail_rc);
@@ -226,7 +229,7 @@ std::shared_ptr<Prompt> StubProjector::lay_out(std::shared_ptr<const Projector> 
         const bool grid = options_.mrope && part.kind == PYL_PART_IMAGE;
         s.n_rows = nx * ny;
         s.n_pos = static_cast<int32_t>(grid ? std::max(nx, ny) : s.n_rows);
-        s.is_non_causal = options_.non_causal && part.kind == PYL_PART_IMAGE;
+        s.is_non_causal = s.is_whole = options_.non_causal && part.kind == PYL_PART_IMAGE;
         for (uint32_t section = 0; section < (options_.mrope ? 4u : 1u); section++) {
             for (uint32_t r = 0; r < s.n_rows; r++) s.places.push_back({static_cast<int32_t>(!grid ? r : section == 1 ? r / nx : section == 2 ? r % nx : 0), !grid || section < 3});
         }
@@ -364,6 +367,7 @@ public:
         if (path != "stub:") throw Error(PYL_E_PROJECTOR, "the stub model has the projector \"stub:\" and no other");
         return std::make_shared<StubProjector>(options_, std::move(self));
     }
+    size_t n_sections() const override { return options_.mrope ? 4 : 1; }
     ModelIdentity identity() const override { return {"stub 1", "stub of " + std::to_string(options_.n_vocab), static_cast<uint64_t>(options_.n_vocab)}; }
 
 private:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import errors
-from .image import Image, ImageSource, name_of, open_picture
+from .image import ImageSource, converted, name_of, open_picture
 
 Pixels = npt.NDArray[np.uint8]
 # What FFmpeg may take bytes for. No playlist and no script that names other files or addresses, and no single pictures: those are Pillow's.
@@ -180,8 +180,10 @@ def _read_animation(source: ImageSource, choice: Choice, max_pixels: int) -> Ree
         with open_picture(source) as picture:  # once, in order: each frame is drawn over those before it
             for frame, asked in picks:
                 try:
-                    frames.append(Decoded(Image(picture, frame=frame, max_pixels=max_pixels).pixels, times[frame], asked))
-                except errors.MediaDecodeError as error:
+                    frames.append(Decoded(converted(picture, name, frame=frame, max_pixels=max_pixels)[0], times[frame], asked))
+                except errors.UnsupportedMediaError:
+                    raise
+                except Exception as error:  # as above
                     n_missing += 1
                     if not frames and n_missing == len(picks):
                         raise errors.MediaDecodeError(f"{name}: none of the {len(picks)} chosen frames can be decoded; {error}") from error
@@ -208,8 +210,9 @@ def open_container(source: ImageSource) -> Any:
         return av.open("file:" + path, mode="r", options={**options, "protocol_whitelist": "file"}, metadata_errors="replace")
     if not (hasattr(source, "read") and hasattr(source, "seek")):
         raise errors.InvalidArgumentError(f"a clip or a sound is a path, bytes or a file object that can seek; {type(source).__name__} is none of them")
-    source.seek(0)
-    return av.open(_Borrowed(source), mode="r", options=options, metadata_errors="replace")
+    file: Any = source
+    file.seek(0)
+    return av.open(_Borrowed(file), mode="r", options=options, metadata_errors="replace")
 
 
 class _Borrowed:

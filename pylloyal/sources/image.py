@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 # What is tried. Nothing that starts a program on the bytes (EPS), and nothing whose parts escape the limit on pixels (ICNS).
-FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "DIB", "ICO", "PPM", "AVIF", "JPEG2000", "TGA", "QOI", "PCX", "SGI", "DDS")
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "DIB", "ICO", "PPM", "AVIF", "JPEG2000", "TGA", "QOI", "PCX", "SGI", "DDS")
 ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # more than one picture in any other format is no animation
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | npt.NDArray[Any] | Any  # the last is a PIL image
 
@@ -144,7 +144,7 @@ def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -
             if isinstance(source, PIL.Image.Image):
                 return _of_pil(source, name, background, colour, frame, max_pixels)
             with open_picture(source) as picture:
-                return _convert(picture, name, background, colour, frame, max_pixels)
+                return converted(picture, name, background, colour, frame, max_pixels)
     except errors.PylloyalError:
         raise
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
@@ -184,7 +184,7 @@ def _of_pil(picture: PIL.Image.Image, name: str, background: str, colour: tuple[
     """A picture of the caller's own, left at the frame it stood at."""
     at = picture.tell() if getattr(picture, "n_frames", 1) > 1 else 0
     try:
-        return _convert(picture, name, background, colour, frame, max_pixels)
+        return converted(picture, name, background, colour, frame, max_pixels)
     finally:
         if picture.tell() != at:
             picture.seek(at)
@@ -199,7 +199,10 @@ def _from_array(array: npt.NDArray[Any], name: str) -> PIL.Image.Image:
     return PIL.Image.fromarray(np.ascontiguousarray(array))
 
 
-def _convert(picture: PIL.Image.Image, name: str, background: str, colour: tuple[int, ...], frame: int, max_pixels: int) -> tuple[Pixels, ImageReport]:
+def converted(picture: PIL.Image.Image, name: str, background: str = "white", colour: tuple[int, ...] = (255, 255, 255), frame: int = 0,
+              max_pixels: int = 64_000_000) -> tuple[Pixels, ImageReport]:
+    """One frame of an open picture by the rule, and what was done; raises what Pillow does."""
+    import PIL.Image
     import PIL.ImageOps
 
     notes: list[str] = []
@@ -212,7 +215,7 @@ def _convert(picture: PIL.Image.Image, name: str, background: str, colour: tuple
         _check_size(name, picture.size, max_pixels)
     tags, stored = getattr(picture, "tag_v2", None), picture.size
     turned = tags.get(0x0112, 1) if kind == "TIFF" and tags is not None else 1  # Pillow itself turns TIFF upright, and forgets it did
-    deep = _depth(picture)
+    deep, is_negative = _depth(picture), kind == "TIFF" and tags is not None and tags.get(0x0106) == 0
     picture.load()
     _check_size(name, picture.size, max_pixels)  # icons only tell now
     mode = picture.mode
@@ -234,6 +237,11 @@ def _convert(picture: PIL.Image.Image, name: str, background: str, colour: tuple
     elif orientation != 1:
         notes.append(f"orientation {orientation} is none of 1 to 8; taken as upright")
         orientation = 1
+    if mode.startswith("I;16") and (is_negative or deep == "I;12"):  # which Pillow leaves to its caller
+        wide = np.asarray(picture).astype(np.uint32)
+        wide = (wide * 65535 + 2047) // 4095 if deep == "I;12" else wide
+        kept, picture = dict(picture.info), PIL.Image.fromarray((65535 - wide if is_negative else wide).astype(np.uint16))
+        picture.info.update(kept)
     _scale_key(picture, deep)
     picture, profile = _to_srgb(picture, notes)
     pixels, has_alpha = _to_rgb(picture, name, colour)

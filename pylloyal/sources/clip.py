@@ -6,10 +6,12 @@ the timetable of every frame that is really there (headers lie about lengths); t
 from __future__ import annotations
 
 import bisect
+import collections
 import io
 import itertools
 import math
 import os
+import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -57,6 +59,7 @@ class Timetable:
     end: float
     origin: float = 0.0  # what the first frame's own clock says
     keys: list[tuple[int, int]] = field(default_factory=list)  # (time stamp, where to seek) of frames that can be decoded without those before them
+    is_by_order: bool = False  # the container numbers packets, not frames (AVI): the n-th frame shown has the n-th stamp
 
     def pick(self, choice: Choice) -> tuple[list[tuple[int, float]], int, int]:
         """(frame, moment asked for) in order; how many moments lie beyond the clip; how many were thinned out."""
@@ -257,11 +260,13 @@ def _timetable(source: ImageSource, name: str, max_pixels: int, notes: list[str]
     with open_container(source) as container:
         stream = _stream(container, name, max_pixels)
         base = float(stream.time_base)
+        n_unnumbered = 0
         shown: dict[int, tuple[int, int | None]] = {}
         for packet in _packets(container, stream, notes):
             stamp = packet.pts if packet.pts is not None else packet.dts
             if stamp is None or packet.is_discard:
                 continue
+            n_unnumbered += packet.pts is None
             shown[stamp] = (packet.duration or 0, (stamp if packet.dts is None else packet.dts) if packet.is_keyframe else None)
         if not shown:
             raise errors.MediaDecodeError(f"{name}: {'no frame in it carries a time' if not notes else notes[0]}")
@@ -273,7 +278,8 @@ def _timetable(source: ImageSource, name: str, max_pixels: int, notes: list[str]
             "declared_s": float(stream.duration * stream.time_base) if stream.duration else container.duration / 1e6 if container.duration else None}
         times = [(stamp - stamps[0]) * base for stamp in stamps]
         keys = [(stamp, at) for stamp in stamps if (at := shown[stamp][1]) is not None]
-        return Timetable(times, times[-1] + last * base, stamps[0] * base, keys), stamps, facts
+        is_by_order = n_unnumbered > 0 and stream.codec_context.has_b_frames
+        return Timetable(times, times[-1] + last * base, stamps[0] * base, [] if is_by_order else keys, is_by_order), stamps, facts
 
 
 def _read_video(source: ImageSource, choice: Choice, max_pixels: int) -> Reel:
@@ -283,7 +289,7 @@ def _read_video(source: ImageSource, choice: Choice, max_pixels: int) -> Reel:
     reel = Reel([], table, beyond, thinned, notes=notes, **facts)
     wanted = [stamps[frame] for frame, _ in picks]
     found, size = {}, (0, 0)
-    for stamp, pixels, rotation in _decode(source, name, wanted, table.keys, max_pixels, notes):
+    for stamp, pixels, rotation in _decode(source, name, wanted, table, max_pixels, notes):
         reel.rotation = rotation
         if size not in ((0, 0), pixels.shape[:2]):
             note = "the size of the picture changes within the clip"
@@ -302,14 +308,14 @@ def _read_video(source: ImageSource, choice: Choice, max_pixels: int) -> Reel:
     return reel
 
 
-def _decode(source: ImageSource, name: str, wanted: Sequence[int], keys: Sequence[tuple[int, int]], max_pixels: int, notes: list[str]) -> Iterator[tuple[int, Pixels, int]]:
+def _decode(source: ImageSource, name: str, wanted: Sequence[int], table: Timetable, max_pixels: int, notes: list[str]) -> Iterator[tuple[int, Pixels, int]]:
     """The frames with these time stamps, each stretch of them decoded from the key frame before it."""
     import av
 
     stretches: list[tuple[int | None, list[int]]] = []  # where to seek, None for the beginning; time stamps
     for stamp in wanted:
-        before = bisect.bisect_right(keys, stamp, key=lambda key: key[0]) - 1
-        at = keys[before][1] if before > 0 else None
+        before = bisect.bisect_right(table.keys, stamp, key=lambda key: key[0]) - 1
+        at = table.keys[before][1] if before > 0 else None
         if not stretches or stretches[-1][0] != at:
             stretches.append((at, []))
         stretches[-1][1].append(stamp)
@@ -322,7 +328,7 @@ def _decode(source: ImageSource, name: str, wanted: Sequence[int], keys: Sequenc
             try:
                 if at is not None:
                     container.seek(at, stream=stream, backward=True, any_frame=False)
-                for stamp, frame in _frames(_from_key(_packets(container, stream, notes), None if at is None else stamps[0]), stream, n_broken):
+                for stamp, frame in _frames(_from_key(_packets(container, stream, notes), None if at is None else stamps[0]), stream, n_broken, table.is_by_order):
                     if stamp in due:
                         due.remove(stamp)
                         yield stamp, *_to_rgb(frame, stream, name, max_pixels, notes)
@@ -356,10 +362,11 @@ def _from_key(packets: Iterator[Any], first: int | None) -> Iterator[Any]:
         raise _Astray
 
 
-def _frames(packets: Iterator[Any], stream: Any, n_broken: list[int]) -> Iterator[tuple[int, Any]]:
+def _frames(packets: Iterator[Any], stream: Any, n_broken: list[int], is_by_order: bool) -> Iterator[tuple[int, Any]]:
     """(time stamp, frame) in the order they are shown; damaged packets are counted, and skipped where they give nothing."""
     import av
 
+    queue: collections.deque[int] | None = collections.deque() if is_by_order else None
     for packet in packets:
         n_broken[0] += bool(packet.is_corrupt)
         try:
@@ -367,17 +374,22 @@ def _frames(packets: Iterator[Any], stream: Any, n_broken: list[int]) -> Iterato
         except av.FFmpegError:
             n_broken[0] += not packet.is_corrupt
             continue
-        yield from _stamped(frames)
+        if queue is not None and packet.dts is not None:
+            queue.append(packet.dts)
+        yield from _stamped(frames, queue)
     try:
         frames = stream.codec_context.decode(None)
     except (av.FFmpegError, EOFError):
         return
-    yield from _stamped(frames)
+    yield from _stamped(frames, queue)
 
 
-def _stamped(frames: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+def _stamped(frames: Sequence[Any], queue: collections.deque[int] | None) -> Iterator[tuple[int, Any]]:
     for frame in frames:
-        stamp = frame.pts if frame.pts is not None else frame.dts
+        if queue is None:
+            stamp = frame.pts if frame.pts is not None else frame.dts
+        else:
+            stamp = queue.popleft() if queue else None
         if stamp is not None:
             yield stamp, frame
 
@@ -403,7 +415,21 @@ def _to_rgb(frame: Any, stream: Any, name: str, max_pixels: int, notes: list[str
     if (width, height) != (frame.width, frame.height):
         note(f"pixels {oblong:g} times as wide as high; scaled to square ones")
     pixels: Pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation=av.video.reformatter.Interpolation.BICUBIC)
-    turns = round(frame.rotation / 90) % 4
     if frame.rotation % 90:
         note("a rotation by other than right angles was rounded")
-    return np.ascontiguousarray(np.rot90(pixels, turns)), turns * 90
+    pixels, is_mirrored = _upright(pixels, frame)
+    if is_mirrored:
+        note("the clip is mirrored by its header; undone")
+    return np.ascontiguousarray(pixels), round(frame.rotation / 90) % 4 * 90
+
+
+def _upright(pixels: Pixels, frame: Any) -> tuple[Pixels, bool]:
+    """As the frame's display matrix has it; and whether that mirrors."""
+    matrix = next((bytes(data) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), b"")
+    if len(matrix) != 36:
+        return pixels, False
+    a, b, _, c, d = struct.unpack("=5i", matrix[:20])[:5]  # x' = ax + cy, y' = bx + dy
+    is_across = abs(b) > abs(a)
+    right, down = (c, b) if is_across else (a, d)
+    pixels = pixels.swapaxes(0, 1) if is_across else pixels
+    return pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1], (a * d - b * c) < 0

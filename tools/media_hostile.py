@@ -16,8 +16,10 @@ MEMORY, SECONDS = 3 << 30, 20  # address space of the child; processor time for 
 
 def run_mutants(kind: str, n: int) -> None:
     """Open ``n`` broken files; raises AssertionError that names the first one that crashed, hung or failed in another way."""
-    done = subprocess.run([sys.executable, __file__, kind, "0", str(n)], capture_output=True, text=True, errors="replace", env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
-    assert done.returncode == 0 and f"{n} opened" in done.stdout, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    done = subprocess.run([sys.executable, __file__, kind, "0", str(n)], capture_output=True, text=True, errors="replace", env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          timeout=300 + n, check=False)
+    is_done = done.returncode == 0 and f"{n} opened" in done.stdout
+    assert is_done, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
 
 
 def main(kind: str, first: int, n: int) -> int:
@@ -50,7 +52,8 @@ def main(kind: str, first: int, n: int) -> int:
                 assert one.report.size[0] * one.report.size[1] <= 64_000_000
                 n_whole += 1
             except errors.MediaError as error:
-                assert path in str(error), f"{seed}: the message does not name the file: {error}"
+                said = str(error)
+                assert path in said, f"{seed}: the message does not name the file: {said}"
             finally:
                 signal.setitimer(signal.ITIMER_PROF, 0)
             slowest = max(slowest, (time.process_time() - began, seed))

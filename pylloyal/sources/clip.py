@@ -27,6 +27,7 @@ Pixels = npt.NDArray[np.uint8]
 # What FFmpeg may take bytes for. No playlist and no script that names other files or addresses, and no single pictures: those are Pillow's.
 CONTAINERS = ("mov", "matroska", "webm", "mpegts", "mpeg", "mpegvideo", "avi", "asf", "flv", "ogg", "mxf", "nut", "ivf", "h264", "hevc", "m4v", "obu", "yuv4mpegpipe", "mjpeg", "dv", "rm",
               "wav", "mp3", "flac", "aac", "aiff", "au", "caf", "w64", "amr", "ac3", "eac3", "ape", "tta", "wv")
+_RAW = ("h264", "hevc", "m4v", "mpegvideo", "obu")  # no times at all, only a rate
 _WIDEST = 8  # pixels more oblong than this are taken as a mistake
 
 
@@ -59,7 +60,8 @@ class Timetable:
     end: float
     origin: float = 0.0  # what the first frame's own clock says
     keys: list[tuple[int, int]] = field(default_factory=list)  # (time stamp, where to seek) of frames that can be decoded without those before them
-    is_by_order: bool = False  # the container numbers packets, not frames (AVI): the n-th frame shown has the n-th stamp
+    is_by_order: bool = False  # the container numbers packets, not frames (AVI, raw streams): the n-th frame shown has the n-th stamp
+    step: int = 0  # between the stamps of packets that have none
 
     def pick(self, choice: Choice) -> tuple[list[tuple[int, float]], int, int]:
         """(frame, moment asked for) in order; how many moments lie beyond the clip; how many were thinned out."""
@@ -260,26 +262,33 @@ def _timetable(source: ImageSource, name: str, max_pixels: int, notes: list[str]
     with open_container(source) as container:
         stream = _stream(container, name, max_pixels)
         base = float(stream.time_base)
-        n_unnumbered = 0
+        is_raw = container.format.name in _RAW
+        is_by_order = is_raw or (container.format.name == "avi" and stream.codec_context.has_b_frames)  # what FFmpeg makes of their order is a guess
+        rate = float(stream.average_rate or stream.guessed_rate or 0)
+        rate = rate if 0.01 <= rate <= 1000 else 25.0
+        step = max(1, round(1 / (rate * base))) if is_raw else 0
+        if is_raw:
+            notes.append(f"no times in it; shown at {rate:g} frames a second")
         shown: dict[int, tuple[int, int | None]] = {}
         for packet in _packets(container, stream, notes):
-            stamp = packet.pts if packet.pts is not None else packet.dts
+            stamp = len(shown) * step if is_raw else packet.dts if packet.pts is None or is_by_order else packet.pts
             if stamp is None or packet.is_discard:
                 continue
-            n_unnumbered += packet.pts is None
             shown[stamp] = (packet.duration or 0, (stamp if packet.dts is None else packet.dts) if packet.is_keyframe else None)
         if not shown:
             raise errors.MediaDecodeError(f"{name}: {'no frame in it carries a time' if not notes else notes[0]}")
         stamps = sorted(shown)
         gaps = sorted(b - a for a, b in itertools.pairwise(stamps))
         last = shown[stamps[-1]][0] or (gaps[len(gaps) // 2] if gaps else round(0.04 / base))
+        declared = container.duration / 1e6 if container.duration else None
+        if declared is not None and container.format.name.startswith("matroska"):
+            declared = max(0.0, declared - stamps[0] * base)  # its header counts from zero, not from the first frame
         facts = {
             "container": container.format.name, "codec": stream.codec_context.name, "stored_size": (stream.codec_context.width, stream.codec_context.height),
-            "declared_s": float(stream.duration * stream.time_base) if stream.duration else container.duration / 1e6 if container.duration else None}
+            "declared_s": float(stream.duration * stream.time_base) if stream.duration else declared}
         times = [(stamp - stamps[0]) * base for stamp in stamps]
         keys = [(stamp, at) for stamp in stamps if (at := shown[stamp][1]) is not None]
-        is_by_order = n_unnumbered > 0 and stream.codec_context.has_b_frames
-        return Timetable(times, times[-1] + last * base, stamps[0] * base, [] if is_by_order else keys, is_by_order), stamps, facts
+        return Timetable(times, times[-1] + last * base, stamps[0] * base, [] if is_by_order else keys, is_by_order, step), stamps, facts
 
 
 def _read_video(source: ImageSource, choice: Choice, max_pixels: int) -> Reel:
@@ -328,7 +337,7 @@ def _decode(source: ImageSource, name: str, wanted: Sequence[int], table: Timeta
             try:
                 if at is not None:
                     container.seek(at, stream=stream, backward=True, any_frame=False)
-                for stamp, frame in _frames(_from_key(_packets(container, stream, notes), None if at is None else stamps[0]), stream, n_broken, table.is_by_order):
+                for stamp, frame in _frames(_from_key(_packets(container, stream, notes), None if at is None else stamps[0]), stream, n_broken, table):
                     if stamp in due:
                         due.remove(stamp)
                         yield stamp, *_to_rgb(frame, stream, name, max_pixels, notes)
@@ -362,20 +371,21 @@ def _from_key(packets: Iterator[Any], first: int | None) -> Iterator[Any]:
         raise _Astray
 
 
-def _frames(packets: Iterator[Any], stream: Any, n_broken: list[int], is_by_order: bool) -> Iterator[tuple[int, Any]]:
+def _frames(packets: Iterator[Any], stream: Any, n_broken: list[int], table: Timetable) -> Iterator[tuple[int, Any]]:
     """(time stamp, frame) in the order they are shown; damaged packets are counted, and skipped where they give nothing."""
     import av
 
-    queue: collections.deque[int] | None = collections.deque() if is_by_order else None
-    for packet in packets:
+    queue: collections.deque[int] | None = collections.deque() if table.is_by_order else None
+    for i, packet in enumerate(packets):
         n_broken[0] += bool(packet.is_corrupt)
         try:
             frames = packet.decode()
         except av.FFmpegError:
             n_broken[0] += not packet.is_corrupt
             continue
-        if queue is not None and packet.dts is not None:
-            queue.append(packet.dts)
+        stamp = i * table.step if table.step else packet.dts
+        if queue is not None and stamp is not None:
+            queue.append(stamp)
         yield from _stamped(frames, queue)
     try:
         frames = stream.codec_context.decode(None)

@@ -248,6 +248,34 @@ def clip_seeds() -> list[bytes]:
             animation("GIF", [40] * 12), animation("WEBP", [40] * 12), animation("PNG", [40] * 12)]
 
 
+def sound_seeds() -> list[bytes]:
+    """Small files with sound, to be broken."""
+    return [tone(), tone(cover=True), clip([0, 40, 80], sound=True)]
+
+
+def solid(yuv: tuple[int, int, int], *, space: int, full: int, bits: int = 8) -> bytes:
+    """A lossless clip of one frame of these values, tagged with this AVColorSpace and AVColorRange; nothing has converted it."""
+    import av
+
+    out = io.BytesIO()
+    planes = np.empty((3, 32, 32), np.uint8 if bits == 8 else np.uint16)
+    planes[:] = np.array(yuv).reshape(3, 1, 1) << (bits - 8)
+    with av.open(out, "w", format="matroska") as file:
+        stream: Any = file.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv444p" if bits == 8 else f"yuv444p{bits}le"
+        stream.codec_context.colorspace, stream.codec_context.color_range = space, full
+        frame = av.VideoFrame(32, 32, stream.pix_fmt)
+        for plane, values in zip(frame.planes, planes, strict=True):
+            rows = np.zeros((32, plane.line_size), np.uint8)
+            raw = values.view(np.uint8).reshape(32, -1)
+            rows[:, : raw.shape[1]] = raw
+            plane.update(rows.tobytes())
+        frame.colorspace, frame.color_range, frame.pts = space, full, 0
+        file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return out.getvalue()
+
+
 # ------------------------------------------------------------------------------------------------------------------ breakage
 
 

@@ -32,13 +32,14 @@ def main(kind: str, first: int, n: int) -> int:
     import media_fixtures
 
     from pylloyal import errors
+    from pylloyal.sources.audio import Audio
     from pylloyal.sources.image import Image
     from pylloyal.sources.video import Video
 
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a hang kills the child
-    seeds = media_fixtures.picture_seeds() if kind == "image" else media_fixtures.clip_seeds()
+    seeds = {"image": media_fixtures.picture_seeds, "clip": media_fixtures.clip_seeds, "sound": media_fixtures.sound_seeds}[kind]()
     n_whole, slowest = 0, (0.0, 0)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "mutant")
@@ -48,8 +49,11 @@ def main(kind: str, first: int, n: int) -> int:
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             began = time.process_time()
             try:
-                one = Image(path) if kind == "image" else Video(path, fps=10, max_frames=16)
-                assert one.report.size[0] * one.report.size[1] <= 64_000_000
+                if kind == "sound":
+                    assert Audio(path, max_s=60).decode(16000).size <= 60 * 16000
+                else:
+                    one = Image(path) if kind == "image" else Video(path, fps=10, max_frames=16)
+                    assert one.report.size[0] * one.report.size[1] <= 64_000_000
                 n_whole += 1
             except errors.MediaError as error:
                 said = str(error)

@@ -269,9 +269,15 @@ def _timetable(source: ImageSource, name: str, max_pixels: int, notes: list[str]
         step = max(1, round(1 / (rate * base))) if is_raw else 0
         if is_raw:
             notes.append(f"no times in it; shown at {rate:g} frames a second")
+        has_key = False
         shown: dict[int, tuple[int, int | None]] = {}
         for packet in _packets(container, stream, notes):
             stamp = len(shown) * step if is_raw else packet.dts if packet.pts is None or is_by_order else packet.pts
+            if packet.is_keyframe and not has_key and not is_by_order:
+                has_key = True
+                if shown:  # a recording that was joined late
+                    notes.append(f"{len(shown)} frames before the first key frame are left out")
+                    shown.clear()
             if stamp is None or packet.is_discard:
                 continue
             shown[stamp] = (packet.duration or 0, (stamp if packet.dts is None else packet.dts) if packet.is_keyframe else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import struct
 import sys
 from collections.abc import Callable
 from fractions import Fraction
@@ -136,6 +137,52 @@ def test_colours_come_out_as_they_were_whatever_the_matrix(colour: tuple[int, in
     video = Video(made.clip([0, 40], colour=colour, space=(space, full), pixel="yuv444p", options={"crf": "1"}), fps=25)
     got = video.frames[0].pixels[-32:, 40:100].reshape(-1, 3).mean(axis=0)
     assert np.abs(got - colour).max() <= 4
+
+
+@pytest.mark.parametrize("bits", [8, 10])
+@pytest.mark.parametrize("full", [1, 2])
+@pytest.mark.parametrize(("space", "kr", "kb"), [(1, 0.2126, 0.0722), (5, 0.299, 0.114), (6, 0.299, 0.114), (9, 0.2627, 0.0593), (2, 0.299, 0.114)])
+def test_colours_by_the_formulas_of_the_standards(space: int, kr: float, kb: float, full: int, bits: int) -> None:
+    for rgb in ((200, 40, 60), (30, 180, 40), (20, 60, 220), (128, 128, 128), (250, 250, 10)):
+        r, g, b = (v / 255 for v in rgb)
+        y = kr * r + (1 - kr - kb) * g + kb * b
+        cb, cr = (b - y) / (2 - 2 * kb), (r - y) / (2 - 2 * kr)
+        yuv = (16 + 219 * y, 128 + 224 * cb, 128 + 224 * cr) if full == 1 else (255 * y, 128 + 255 * cb, 128 + 255 * cr)
+        raw = made.solid((round(yuv[0]), round(yuv[1]), round(yuv[2])), space=space, full=full, bits=bits)
+        assert np.abs(Video(raw).frames[0].pixels.astype(int) - rgb).max() <= 4, rgb
+
+
+def test_an_edit_list_says_where_a_clip_begins_and_ends() -> None:
+    raw = made.clip(CFR, b_frames=2)
+    at_edit, scale = raw.find(b"elst"), struct.unpack_from(">I", raw, raw.find(b"mdhd") + 16)[0]
+    late, short = bytearray(raw), bytearray(raw)
+    struct.pack_into(">i", late, at_edit + 16, struct.unpack_from(">i", raw, at_edit + 16)[0] + scale // 5)
+    struct.pack_into(">I", short, at_edit + 12, 400)
+    for edited, numbers in ((late, range(5, 50)), (short, range(10))):
+        video = Video(bytes(edited), fps=1000, max_frames=None)
+        assert [made.number_of(f.pixels) for f in video.frames] == list(numbers)
+        assert [f.time for f in video.frames] == pytest.approx([0.04 * i for i in range(len(numbers))], abs=2e-3)
+        assert [made.number_of(f.pixels) for f in Video(bytes(edited), times=[0.3]).frames] == [numbers[7]]
+    before = Video(made.clip([t - 80 for t in CFR], b_frames=2), fps=1000, max_frames=None)  # what stands before zero is not shown
+    assert [made.number_of(f.pixels) for f in before.frames] == list(range(2, 50))
+
+
+def test_a_recording_joined_late_begins_at_its_first_key_frame() -> None:
+    raw = made.clip(list(range(0, 4000, 40)), container="mpegts", gop=10, ticks=90000)
+    video = Video(raw[len(raw) // 3 // 188 * 188 :], fps=1000, max_frames=None)
+    numbers = [made.number_of(f.pixels) for f in video.frames]
+    assert numbers == list(range(numbers[0], 100))
+    assert numbers[0] % 10 == 0
+    assert video.frames[0].time == 0
+    assert video.report.n_missing == 0
+    assert "before the first key frame" in video.report.notes[0]
+
+
+@pytest.mark.parametrize("how", [{"options": {"x264-params": "tff=1"}}, {"container": "mpegts", "codec": "mpeg2video", "ticks": 25, "options": {"flags": "+ildct+ilme"}}])
+def test_interlaced_clips_are_shown_whole_and_told(how: dict[str, Any]) -> None:
+    video = Video(made.clip(CFR, **how), fps=25)
+    assert [made.number_of(f.pixels) for f in video.frames] == list(range(50))
+    assert "interlaced" in video.report.notes[0]
 
 
 def test_which_moments_are_looked_at() -> None:
@@ -384,6 +431,11 @@ def test_a_contact_sheet_holds_every_picture() -> None:
     assert is_red[214:].any()
     with pytest.raises(errors.InvalidArgumentError):
         contact_sheet([])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits on a process")
+def test_mutated_sounds_fail_by_type_and_name_or_not_at_all() -> None:
+    run_mutants("sound", int(os.environ.get("PYLLOYAL_MEDIA_MUTANTS", "600")) // 10)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits on a process")

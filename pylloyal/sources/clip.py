@@ -12,7 +12,6 @@ import itertools
 import math
 import os
 import struct
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import errors
-from .image import ImageSource, converted, name_of, open_picture
+from .image import ImageSource, converted, name_of, open_picture, quiet
 
 Pixels = npt.NDArray[np.uint8]
 # What FFmpeg may take bytes for. No playlist and no script that names other files or addresses, and no single pictures: those are Pillow's.
@@ -156,7 +155,7 @@ def _head(source: Any) -> bytes:
 
 def _read_animation(source: ImageSource, choice: Choice, max_pixels: int) -> Reel:
     name, times, at, notes = name_of(source), list[float](), 0.0, list[str]()
-    with warnings.catch_warnings(action="ignore"):
+    with quiet:
         with open_picture(source) as picture:
             kind, size = picture.format or "", picture.size
             if size[0] * size[1] > max_pixels:
@@ -249,7 +248,7 @@ def _packets(container: Any, stream: Any, notes: list[str]) -> Iterator[Any]:
 
     try:
         for packet in container.demux(stream):
-            if packet.size or packet.pts is not None:
+            if packet.size:  # an empty one repeats a picture, and would tell the decoder that the clip ends
                 yield packet
     except av.FFmpegError as error:
         note = f"the file breaks off: {error.strerror or error}"

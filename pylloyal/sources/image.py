@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,36 @@ class Image:
         return [PixelPart(self.pixels, id=content_id(self.pixels))]
 
 
+class _Quiet:
+    """No warnings from Pillow (of broken metadata, of sizes): what matters is in the pixels, or raises.
+
+    The filters of warnings are one list for all threads. Whoever comes first changes it and whoever goes last puts it back; threads that
+    each saved and restored it would leave it changed.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._n = threading.Lock(), 0
+        self._saved: warnings.catch_warnings[None] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._n += 1
+            if self._n == 1:
+                self._saved = warnings.catch_warnings()
+                self._saved.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\b")
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n -= 1
+            if not self._n and self._saved is not None:
+                self._saved.__exit__(None, None, None)
+                self._saved = None
+
+
+quiet = _Quiet()
+
+
 def content_id(pixels: Pixels) -> str:
     """A name for pixels by their content: equal for equal pictures only."""
     digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=20)
@@ -138,16 +169,14 @@ def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -
     if isinstance(source, np.ndarray):
         source = _from_array(source, name)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
-            warnings.filterwarnings("ignore", module="PIL")  # of broken metadata: what matters is in the pixels, or raises
+        with quiet:
             if isinstance(source, PIL.Image.Image):
                 return _of_pil(source, name, background, colour, frame, max_pixels)
             with open_picture(source) as picture:
                 return converted(picture, name, background, colour, frame, max_pixels)
     except errors.PylloyalError:
         raise
-    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+    except PIL.Image.DecompressionBombError as error:
         raise errors.UnsupportedMediaError(f"{name}: {error}") from error
     except PIL.UnidentifiedImageError as error:
         raise errors.MediaDecodeError(f"{name}: not a picture of any format that is known here") from error
@@ -172,7 +201,7 @@ def open_picture(source: ImageSource) -> PIL.Image.Image:
 def is_picture(source: ImageSource, *, animated: bool = False) -> bool:
     """Whether these bytes begin as a picture does; with ``animated``, as one of several frames in time."""
     try:
-        with warnings.catch_warnings(action="ignore"), open_picture(source) as picture:
+        with quiet, open_picture(source) as picture:
             return not animated or (picture.format in ANIMATED and int(getattr(picture, "n_frames", 1)) > 1)
     except errors.PylloyalError:
         raise

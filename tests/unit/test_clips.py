@@ -26,6 +26,7 @@ from pylloyal.sources.video import Video, stamp_of
 
 CFR = list(range(0, 2000, 40))
 VFR = [0, 40, 70, 200, 210, 400, 990, 1000, 1050, 1500, 1540, 1900]
+GAPS = [0, 40, 80, 240, 280, 400, 1000, 1040, 1080, 1400]  # AVI fills them with packets of nothing
 LATE = [t + 3000 for t in CFR]
 # name: (how it is made, its times in ms, what of that the report must say)
 CLIPS: dict[str, tuple[Callable[[], bytes], list[int], dict[str, Any]]] = {
@@ -51,6 +52,7 @@ CLIPS: dict[str, tuple[Callable[[], bytes], list[int], dict[str, Any]]] = {
     "avi b-frames": (lambda: made.clip(CFR, container="avi", b_frames=2, ticks=25), CFR, {}),
     "avi mpeg4 b-frames": (lambda: made.clip(CFR, container="avi", codec="mpeg4", b_frames=2, ticks=25), CFR, {}),
     "avi mjpeg": (lambda: made.clip(CFR, container="avi", codec="mjpeg", pixel="yuvj420p", ticks=25), CFR, {}),
+    "avi with gaps": (lambda: made.clip(GAPS, container="avi", codec="mpeg4", ticks=25), GAPS, {}),
     "raw h264": (lambda: made.clip(CFR, container="h264", b_frames=2, ticks=25), CFR, {"container": "h264"}),
     "raw hevc": (lambda: made.clip(CFR, container="hevc", codec="libx265", ticks=25, options={"x265-params": "log-level=none:bframes=2:keyint=10:pools=1:frame-threads=1"}), CFR, {}),
     "raw m4v": (lambda: made.clip(CFR, container="m4v", codec="mpeg4", b_frames=2, ticks=25), CFR, {}),
@@ -316,7 +318,7 @@ def test_what_is_no_clip_names_the_file(tmp_path: Path, raw: bytes) -> None:
 def test_sources_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = raw_of("mp4 vfr")
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "http:12:30 %03d.gif"  # neither an address nor a pattern nor a GIF
+    path = tmp_path / ("12 %03d.gif" if os.name == "nt" else "http:12:30 %03d.gif")  # neither an address nor a pattern nor a GIF
     path.write_bytes(raw)
     file = io.BytesIO(raw)
     file.seek(5)

@@ -321,6 +321,31 @@ def test_bombs_and_what_is_no_picture_name_the_file(tmp_path: Path, raw: bytes, 
     assert str(path) in str(caught.value)
 
 
+def test_threads_leave_the_filters_of_warnings_as_they_were() -> None:
+    import threading
+    import warnings
+
+    raw = made.saved(made.gradient(400, 300), "PNG")
+    before = list(warnings.filters)
+    failed: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            for _ in range(10):
+                Image(raw)
+                Image(made.animation("GIF", [40] * 2))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert list(warnings.filters) == before
+
+
 def test_paths_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent.png", "nul\0.png"):
         with pytest.raises(errors.MediaDecodeError):

@@ -73,11 +73,11 @@ class Audio:
 
     def decode(self, rate: int) -> npt.NDArray[np.float32]:
         """Float32 samples, mono, shape (n,), at ``rate``."""
-        import av
-
         name = name_of(self.source)
         try:
             with open_container(self.source) as container:
+                import av
+
                 if not container.streams.audio:
                     raise errors.UnsupportedMediaError(f"{name}: no sound in it")
                 stream = container.streams.audio[0]

@@ -201,8 +201,10 @@ def _read_animation(source: ImageSource, choice: Choice, max_pixels: int) -> Ree
 
 def open_container(source: ImageSource) -> Any:
     """A container of FFmpeg's, for reading; only files and bytes, never an address."""
-    import av
-
+    try:
+        import av
+    except ImportError as error:
+        raise errors.UnsupportedMediaError(f"{name_of(source)}: clips and sound need PyAV (the package av), and it cannot be imported: {error}") from error
     options = {"format_whitelist": ",".join(CONTAINERS)}
     if isinstance(source, bytes | bytearray | memoryview):
         return av.open(io.BytesIO(source), mode="r", options=options, metadata_errors="replace")

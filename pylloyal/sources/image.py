@@ -158,10 +158,12 @@ def name_of(source: object) -> str:
 
 
 def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -> tuple[Pixels, ImageReport]:
-    import PIL.Image
-    import PIL.ImageColor
-
     name = name_of(source)
+    try:
+        import PIL.Image
+        import PIL.ImageColor
+    except ImportError as error:
+        raise errors.UnsupportedMediaError(f"{name}: pictures need Pillow (the package pillow), and it cannot be imported: {error}") from error
     try:
         colour = PIL.ImageColor.getrgb(background)[:3]
     except ValueError as error:

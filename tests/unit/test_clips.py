@@ -21,6 +21,7 @@ from pylloyal.kernel.parts import PixelPart, TextPart
 from pylloyal.sources import clip as clips
 from pylloyal.sources.audio import Audio
 from pylloyal.sources.clip import Choice, Timetable
+from pylloyal.sources.image import Image
 from pylloyal.sources.sheet import contact_sheet
 from pylloyal.sources.video import Video, stamp_of
 
@@ -333,6 +334,15 @@ def test_sources_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for odd in (5, None, np.zeros((2, 2), np.uint8)):
         with pytest.raises(errors.InvalidArgumentError):
             Video(odd)
+
+
+def test_without_the_packages_the_error_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, picture = raw_of("mp4 cfr"), made.saved(made.gradient(), "PNG")
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    for read, package in ((lambda: Video(raw), "av"), (lambda: Audio(raw).decode(8000), "av"), (lambda: Image(picture), "pillow")):
+        with pytest.raises(errors.UnsupportedMediaError, match=rf"<bytes>: .*\(the package {package}\)"):
+            read()
 
 
 def test_frames_with_too_many_pixels_are_refused() -> None:

@@ -74,21 +74,11 @@ def pictures(one: Image | Video) -> list[tuple[str, Any]]:
 
 
 def _open(path: str, args: argparse.Namespace) -> Image | Video:
-    from .. import errors
-    from ..sources.image import Image
+    from ..sources.image import Image, is_picture
     from ..sources.video import Video
 
-    if args.kind == "video":
-        return Video(path, **clip_options(args))
-    try:
-        picture = Image(path)
-    except errors.UnsupportedMediaError:
-        raise
-    except errors.MediaDecodeError:
-        if args.kind == "image":
-            raise
-        return Video(path, **clip_options(args))
-    return Video(path, **clip_options(args)) if args.kind == "auto" and picture.report.n_frames > 1 else picture
+    is_clip = args.kind == "video" or (args.kind == "auto" and (is_picture(path, animated=True) or not is_picture(path)))
+    return Video(path, **clip_options(args)) if is_clip else Image(path)
 
 
 def _count(args: argparse.Namespace, media: Sequence[Image | Video], told: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,8 +56,10 @@ class Audio:
     """
 
     def __init__(self, source: ImageSource, *, start: float = 0.0, end: float | None = None, max_s: float = 3600.0) -> None:
-        if start < 0 or (end is not None and end <= start):
+        if not 0 <= start < math.inf or (end is not None and not end > start):
             raise errors.InvalidArgumentError(f"start is {start} and end is {end}; sound begins at 0, and ends after it starts")
+        if not 0 < max_s < math.inf:
+            raise errors.InvalidArgumentError(f"max_s is {max_s}; it must be above 0, and finite")
         self.source, self.start, self.end, self.max_s = source, start, end, max_s
         self.report: AudioReport | None = None
 
@@ -70,14 +73,16 @@ class Audio:
 
     def decode(self, rate: int) -> npt.NDArray[np.float32]:
         """Float32 samples, mono, shape (n,), at ``rate``."""
-        import av
-
         name = name_of(self.source)
         try:
             with open_container(self.source) as container:
+                import av
+
                 if not container.streams.audio:
                     raise errors.UnsupportedMediaError(f"{name}: no sound in it")
                 stream = container.streams.audio[0]
+                if stream.codec_context is None:
+                    raise errors.UnsupportedMediaError(f"{name}: its sound codec is not known here")
                 resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
                 blocks: list[npt.NDArray[np.float32]] = []
                 n, damaged, most = 0, 0, int(self.max_s * rate)
@@ -91,18 +96,18 @@ class Audio:
                         for part in resampler.resample(frame):
                             blocks.append(part.to_ndarray().reshape(-1).astype(np.float32))
                             n += blocks[-1].size
+                    if self.end is not None and n >= self.end * rate:
+                        break
                     if n > most:
                         raise errors.UnsupportedMediaError(f"{name}: more than {self.max_s:g} s of sound")
                 blocks += [part.to_ndarray().reshape(-1).astype(np.float32) for part in resampler.resample(None)]
                 codec, own = stream.codec_context.name, stream.codec_context.sample_rate
         except errors.PylloyalError:
             raise
-        except FileNotFoundError as error:
-            raise errors.MediaDecodeError(f"{name}: no such file") from error
         except Exception as error:  # decoders raise whatever comes out of broken bytes
             raise errors.MediaDecodeError(f"{name}: {type(error).__name__}: {error}") from error
         samples = np.concatenate(blocks) if blocks else np.empty(0, np.float32)
-        samples = samples[int(self.start * rate) : None if self.end is None else int(self.end * rate)]
+        samples = samples[int(self.start * rate) : None if self.end is None or math.isinf(self.end) else int(self.end * rate)]
         if not samples.size:
             raise errors.MediaDecodeError(f"{name}: no sound can be decoded" + (f"; {damaged} packets are damaged" if damaged else ""))
         self.report = AudioReport(name, codec, own, samples.size / rate, damaged)

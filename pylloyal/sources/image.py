@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import threading
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import PIL.Image
 
 Pixels = npt.NDArray[np.uint8]
+# What is tried. Nothing that starts a program on the bytes (EPS), and nothing whose parts escape the limit on pixels (ICNS).
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "DIB", "ICO", "PPM", "AVIF", "JPEG2000", "TGA", "QOI", "PCX", "SGI", "DDS")
+ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # more than one picture in any other format is no animation
 ImageSource = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | npt.NDArray[Any] | Any  # the last is a PIL image
 
 
@@ -108,6 +112,36 @@ class Image:
         return [PixelPart(self.pixels, id=content_id(self.pixels))]
 
 
+class _Quiet:
+    """No warnings from Pillow (of broken metadata, of sizes): what matters is in the pixels, or raises.
+
+    The filters of warnings are one list for all threads. Whoever comes first changes it and whoever goes last puts it back; threads that
+    each saved and restored it would leave it changed.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._n = threading.Lock(), 0
+        self._saved: warnings.catch_warnings[None] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._n += 1
+            if self._n == 1:
+                self._saved = warnings.catch_warnings()
+                self._saved.__enter__()
+                warnings.filterwarnings("ignore", module=r"PIL\b")
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._n -= 1
+            if not self._n and self._saved is not None:
+                self._saved.__exit__(None, None, None)
+                self._saved = None
+
+
+quiet = _Quiet()
+
+
 def content_id(pixels: Pixels) -> str:
     """A name for pixels by their content: equal for equal pictures only."""
     digest = hashlib.blake2b(np.ascontiguousarray(pixels).data, digest_size=20)
@@ -124,10 +158,12 @@ def name_of(source: object) -> str:
 
 
 def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -> tuple[Pixels, ImageReport]:
-    import PIL.Image
-    import PIL.ImageColor
-
     name = name_of(source)
+    try:
+        import PIL.Image
+        import PIL.ImageColor
+    except ImportError as error:
+        raise errors.UnsupportedMediaError(f"{name}: pictures need Pillow (the package pillow), and it cannot be imported: {error}") from error
     try:
         colour = PIL.ImageColor.getrgb(background)[:3]
     except ValueError as error:
@@ -135,17 +171,14 @@ def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -
     if isinstance(source, np.ndarray):
         source = _from_array(source, name)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", PIL.Image.DecompressionBombWarning)
-            warnings.filterwarnings("ignore", module="PIL")  # of broken metadata: what matters is in the pixels, or raises
+        with quiet:
             if isinstance(source, PIL.Image.Image):
-                return _convert(source, name, background, colour, frame, max_pixels)
-            opened = io.BytesIO(source) if isinstance(source, bytes | bytearray | memoryview) else source
-            with PIL.Image.open(cast(Any, opened)) as picture:
-                return _convert(picture, name, background, colour, frame, max_pixels)
+                return _of_pil(source, name, background, colour, frame, max_pixels)
+            with open_picture(source) as picture:
+                return converted(picture, name, background, colour, frame, max_pixels)
     except errors.PylloyalError:
         raise
-    except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
+    except PIL.Image.DecompressionBombError as error:
         raise errors.UnsupportedMediaError(f"{name}: {error}") from error
     except PIL.UnidentifiedImageError as error:
         raise errors.MediaDecodeError(f"{name}: not a picture of any format that is known here") from error
@@ -153,6 +186,39 @@ def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -
         raise errors.MediaDecodeError(f"{name}: no such file") from error
     except Exception as error:  # decoders raise whatever comes out of broken bytes
         raise errors.MediaDecodeError(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def open_picture(source: ImageSource) -> PIL.Image.Image:
+    """A picture of one of ``FORMATS``, nothing of it decoded yet; raises what Pillow does."""
+    import PIL.Image
+
+    if not (isinstance(source, str | os.PathLike | bytes | bytearray | memoryview) or hasattr(source, "read")):
+        raise errors.InvalidArgumentError(f"a picture is a path, bytes, a file object, an array or a PIL image; {type(source).__name__} is none of them")
+    file = cast(Any, source)
+    if hasattr(file, "seek"):
+        file.seek(0)
+    return PIL.Image.open(io.BytesIO(source) if isinstance(source, bytes | bytearray | memoryview) else file, formats=FORMATS)
+
+
+def is_picture(source: ImageSource, *, animated: bool = False) -> bool:
+    """Whether these bytes begin as a picture does; with ``animated``, as one of several frames in time."""
+    try:
+        with quiet, open_picture(source) as picture:
+            return not animated or (picture.format in ANIMATED and int(getattr(picture, "n_frames", 1)) > 1)
+    except errors.PylloyalError:
+        raise
+    except Exception as error:  # too large is a picture as well
+        return not animated and type(error).__name__ == "DecompressionBombError"
+
+
+def _of_pil(picture: PIL.Image.Image, name: str, background: str, colour: tuple[int, ...], frame: int, max_pixels: int) -> tuple[Pixels, ImageReport]:
+    """A picture of the caller's own, left at the frame it stood at."""
+    at = picture.tell() if getattr(picture, "n_frames", 1) > 1 else 0
+    try:
+        return converted(picture, name, background, colour, frame, max_pixels)
+    finally:
+        if picture.tell() != at:
+            picture.seek(at)
 
 
 def _from_array(array: npt.NDArray[Any], name: str) -> PIL.Image.Image:
@@ -164,7 +230,10 @@ def _from_array(array: npt.NDArray[Any], name: str) -> PIL.Image.Image:
     return PIL.Image.fromarray(np.ascontiguousarray(array))
 
 
-def _convert(picture: PIL.Image.Image, name: str, background: str, colour: tuple[int, ...], frame: int, max_pixels: int) -> tuple[Pixels, ImageReport]:
+def converted(picture: PIL.Image.Image, name: str, background: str = "white", colour: tuple[int, ...] = (255, 255, 255), frame: int = 0,
+              max_pixels: int = 64_000_000) -> tuple[Pixels, ImageReport]:
+    """One frame of an open picture by the rule, and what was done; raises what Pillow does."""
+    import PIL.Image
     import PIL.ImageOps
 
     notes: list[str] = []
@@ -175,24 +244,55 @@ def _convert(picture: PIL.Image.Image, name: str, background: str, colour: tuple
     if n_frames > 1:
         picture.seek(frame)
         _check_size(name, picture.size, max_pixels)
+    tags, stored = getattr(picture, "tag_v2", None), picture.size
+    turned = tags.get(0x0112, 1) if kind == "TIFF" and tags is not None else 1  # Pillow itself turns TIFF upright, and forgets it did
+    deep, is_negative = _depth(picture), kind == "TIFF" and tags is not None and tags.get(0x0106) == 0
     picture.load()
-    mode, stored = picture.mode, picture.size
+    _check_size(name, picture.size, max_pixels)  # icons only tell now
+    mode = picture.mode
+    if kind != "TIFF":
+        stored = picture.size
+    elif turned in range(5, 9):
+        stored = stored[1], stored[0]
     orientation = 1
     try:
         orientation = int(picture.getexif().get(0x0112, 1))
     except Exception as error:  # broken metadata say nothing about the pixels
         notes.append(f"the orientation cannot be read ({type(error).__name__}: {error}); taken as upright")
     if orientation in range(2, 9):
-        profile_bytes = picture.info.get("icc_profile")
+        kept = dict(picture.info)
         picture = PIL.ImageOps.exif_transpose(picture)
-        if profile_bytes:
-            picture.info["icc_profile"] = profile_bytes
+        picture.info.update({key: kept[key] for key in ("icc_profile", "transparency") if key in kept})
+    elif orientation == 1 and turned in range(2, 9):
+        orientation = int(turned)
     elif orientation != 1:
         notes.append(f"orientation {orientation} is none of 1 to 8; taken as upright")
         orientation = 1
+    if mode.startswith("I;16") and (is_negative or deep == "I;12"):  # which Pillow leaves to its caller
+        wide = np.asarray(picture).astype(np.uint32)
+        wide = (wide * 65535 + 2047) // 4095 if deep == "I;12" else wide
+        kept, picture = dict(picture.info), PIL.Image.fromarray((65535 - wide if is_negative else wide).astype(np.uint16))
+        picture.info.update(kept)
+    _scale_key(picture, deep)
     picture, profile = _to_srgb(picture, notes)
     pixels, has_alpha = _to_rgb(picture, name, colour)
     return pixels, ImageReport(name, kind, mode, stored, (pixels.shape[1], pixels.shape[0]), orientation, n_frames, frame, has_alpha, background, profile, tuple(notes))
+
+
+def _depth(picture: PIL.Image.Image) -> str:
+    """How Pillow will unpack the pixels ("L;4", "RGB;16B"); known before they are loaded."""
+    tile = getattr(picture, "tile", None)
+    args = tile[0][3] if tile else ""
+    return str(args[0] if isinstance(args, tuple) and args else args)
+
+
+def _scale_key(picture: PIL.Image.Image, depth: str) -> None:
+    """Bring a PNG's transparent colour to the depth its pixels were unpacked to; Pillow leaves it as stored."""
+    key = picture.info.get("transparency")
+    if isinstance(key, int) and depth in ("L;2", "L;4"):
+        picture.info["transparency"] = key * (85 if depth == "L;2" else 17)
+    elif isinstance(key, tuple) and depth == "RGB;16B":
+        picture.info["transparency"] = tuple(part >> 8 for part in key)
 
 
 def _check_size(name: str, size: tuple[int, int], max_pixels: int) -> None:
@@ -213,14 +313,18 @@ def _to_srgb(picture: PIL.Image.Image, notes: list[str]) -> tuple[PIL.Image.Imag
     try:
         profile = PIL.ImageCms.ImageCmsProfile(io.BytesIO(raw))
         called = PIL.ImageCms.getProfileDescription(profile).strip() or "unnamed"
-        if "srgb" in called.lower():
+        plain, alpha = picture, None
+        if picture.mode in ("RGBa", "La"):
+            plain = picture.convert({"RGBa": "RGBA", "La": "LA"}[picture.mode])
+        if plain.mode in ("P", "PA") or "transparency" in plain.info:
+            is_clear = plain.mode == "PA" or "transparency" in plain.info
+            plain = plain.convert(("LA" if plain.mode == "L" else "RGBA") if is_clear else "RGB")
+        if plain.mode in ("RGBA", "LA"):
+            alpha, plain = plain.getchannel("A"), plain.convert(plain.mode[:-1])
+        srgb = PIL.ImageCms.createProfile("sRGB")
+        if plain.mode == "RGB" and _is_same(profile, srgb):  # whatever it calls itself
             return picture, ""
-        alpha = picture.getchannel("A") if picture.mode in ("RGBA", "LA") else None
-        if picture.mode == "P":
-            picture = picture.convert("RGBA" if "transparency" in picture.info else "RGB")
-            alpha = picture.getchannel("A") if picture.mode == "RGBA" else None
-        bare = picture.convert("RGB") if picture.mode == "RGBA" else picture.convert("L") if picture.mode == "LA" else picture
-        converted = PIL.ImageCms.profileToProfile(bare, profile, PIL.ImageCms.createProfile("sRGB"), outputMode="RGB")
+        converted = PIL.ImageCms.profileToProfile(plain, profile, srgb, outputMode="RGB")
         if converted is None:
             raise PIL.ImageCms.PyCMSError("no conversion")
         if alpha is not None:
@@ -229,6 +333,17 @@ def _to_srgb(picture: PIL.Image.Image, notes: list[str]) -> tuple[PIL.Image.Imag
     except Exception as error:  # a broken profile, or one for another kind of pixels
         notes.append(f"the colour profile cannot be used ({type(error).__name__}: {error}); its colours are taken as sRGB")
         return picture, ""
+
+
+def _is_same(profile: Any, srgb: Any) -> bool:
+    """Whether a profile moves no colour of a grid by more than rounding does."""
+    import PIL.Image
+    import PIL.ImageCms
+
+    steps = np.linspace(0, 255, 9).round().astype(np.uint8)
+    grid = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(9, 81, 3)
+    moved = PIL.ImageCms.profileToProfile(PIL.Image.fromarray(grid), profile, srgb, outputMode="RGB")
+    return moved is not None and int(np.abs(np.asarray(moved).astype(int) - grid).max()) <= 2
 
 
 def _to_rgb(picture: PIL.Image.Image, name: str, colour: tuple[int, ...]) -> tuple[Pixels, bool]:
@@ -281,6 +396,9 @@ def _key_alpha(picture: PIL.Image.Image, values: npt.NDArray[Any]) -> Pixels | N
 def _laid_on(rgb: npt.NDArray[Any], alpha: npt.NDArray[Any] | None, colour: tuple[int, ...]) -> Pixels:
     if alpha is None:
         return np.ascontiguousarray(rgb, np.uint8)
-    share = alpha.astype(np.uint32)[..., None]
-    mixed = (rgb.astype(np.uint32) * share + np.asarray(colour, np.uint32) * (255 - share) + 127) // 255
-    return np.ascontiguousarray(mixed, np.uint8)
+    mixed = np.empty(rgb.shape, np.uint8)
+    under = np.asarray(colour, np.uint32)
+    for y in range(0, len(rgb), 256):  # in strips: the sums are four times as wide as the pixels
+        share = alpha[y : y + 256].astype(np.uint32)[..., None]
+        mixed[y : y + 256] = (rgb[y : y + 256].astype(np.uint32) * share + under * (255 - share) + 127) // 255
+    return mixed

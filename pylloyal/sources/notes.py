@@ -1,6 +1,7 @@
 """Text with moments: SubRip, WebVTT, or JSON, told by content."""
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -8,9 +9,9 @@ from pathlib import Path
 
 from .. import errors
 
-_STAMP = r"(?:(\d+):)?(\d{1,2}):(\d{2})[.,](\d{1,3})"
+_STAMP = r"(?:(\d{1,6}):)?(\d{1,2}):(\d{2})[.,](\d{1,3})"
 _CUE = re.compile(rf"^\s*{_STAMP}\s*-->\s*{_STAMP}")
-_TAG = re.compile(r"<[^>]*>")
+_TAG = re.compile(r"</?[A-Za-z][^<>]*>|<\d[\d:.]*>")  # markup; not "5 < 6"
 
 
 def read_notes(path: str | os.PathLike[str]) -> list[tuple[float, str]]:
@@ -35,7 +36,7 @@ def read_notes(path: str | os.PathLike[str]) -> list[tuple[float, str]]:
 def _json(text: str, name: str) -> list[tuple[float, str]]:
     try:
         rows = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise errors.MediaDecodeError(f"{name}: {error}") from error
     out = []
     for i, row in enumerate(rows if isinstance(rows, list) else [rows]):
@@ -48,6 +49,7 @@ def _json(text: str, name: str) -> list[tuple[float, str]]:
 
 def _cues(text: str, name: str) -> list[tuple[float, str]]:
     out = []
+    is_vtt = text.lstrip().startswith("WEBVTT")
     for block in re.split(r"\n[ \t]*\n", text.replace("\r\n", "\n").replace("\r", "\n")):
         lines = block.strip("\n").split("\n")
         cue = next((i for i, line in enumerate(lines) if "-->" in line), None)
@@ -58,6 +60,7 @@ def _cues(text: str, name: str) -> list[tuple[float, str]]:
             raise errors.MediaDecodeError(f"{name}: no times in {lines[cue]!r}")
         hours, minutes, seconds, part = found.group(1, 2, 3, 4)
         said = " ".join(_TAG.sub("", line).strip() for line in lines[cue + 1 :])
+        said = html.unescape(said) if is_vtt else said
         if said.strip():
             out.append((int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds) + int(part.ljust(3, "0")) / 1000, said.strip()))
     if not out:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from .. import errors
+
 if TYPE_CHECKING:
     import PIL.Image
 
@@ -24,6 +26,8 @@ def contact_sheet(pictures: Sequence[tuple[str, npt.NDArray[np.uint8]]]) -> PIL.
     import PIL.Image
     import PIL.ImageDraw
 
+    if not pictures:
+        raise errors.InvalidArgumentError("a contact sheet of no pictures")
     columns = min(len(pictures), max(1, math.ceil(math.sqrt(len(pictures) * 1.5))))
     rows = math.ceil(len(pictures) / columns)
     step_x, step_y = _CELL + _GAP, _CELL + _LABEL + _GAP
@@ -36,5 +40,5 @@ def contact_sheet(pictures: Sequence[tuple[str, npt.NDArray[np.uint8]]]) -> PIL.
         size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
         picture = picture.resize(size, PIL.Image.Resampling.NEAREST if scale > 1 else PIL.Image.Resampling.LANCZOS)
         sheet.paste(picture, (x + (_CELL - size[0]) // 2, y + (_CELL - size[1]) // 2))
-        pen.text((x, y + _CELL + 2), label, fill=(230, 230, 230))
+        pen.text((x, y + _CELL + 2), label if len(label) <= 30 else label[:29] + "…", fill=(230, 230, 230))
     return sheet

@@ -6,6 +6,7 @@ are merged in pairs by projectors that do so.
 """
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -83,7 +84,7 @@ class Video:
     stamp_s : float
         Seconds between time stamps in the text; 0 or below for none.
     notes : iterable of (float, str)
-        Text that belongs to a moment (a transcript): it joins the stamp that covers it.
+        Text that belongs to a moment (a transcript): it joins the first stamp at or after it; what comes later follows the last frame.
     max_pixels : int
         A frame with more is refused.
 
@@ -104,11 +105,14 @@ class Video:
     def __init__(self, source: ImageSource, *, fps: float = 2.0, times: Sequence[float] | None = None, start: float = 0.0, end: float | None = None,
                  max_frames: int | None = 64, stamp_s: float = 5.0, notes: Iterable[tuple[float, str]] = (), max_pixels: int = 16_000_000) -> None:
         choice = Choice(fps, None if times is None else tuple(times), start, end, max_frames)
+        if math.isnan(stamp_s):
+            raise errors.InvalidArgumentError("stamp_s is not a number")
+        self.notes = _checked(notes)
         reel = read(source, choice, max_pixels)
         if not reel.frames:
             raise errors.MediaDecodeError(f"{name_of(source)}: none of the moments asked for lies in it; it is {reel.timetable.end:.2f} s long")
         self.frames: list[Decoded] = reel.frames
-        self.stamp_s, self.notes = stamp_s, sorted(notes, key=lambda note: note[0])
+        self.stamp_s = stamp_s
         height, width = reel.frames[0].pixels.shape[:2]
         self.report = ClipReport(name_of(source), reel.container, reel.codec, reel.stored_size, (width, height), reel.rotation, reel.timetable.origin, reel.timetable.end, reel.declared_s,
                                  len(reel.timetable.times), tuple(f.asked for f in reel.frames), tuple(f.time for f in reel.frames), reel.n_beyond, reel.n_thinned, reel.n_missing,
@@ -125,14 +129,23 @@ class Video:
         for frame in self.frames:
             out.append(PixelPart(frame.pixels, is_frame=True, id=content_id(frame.pixels)))
             if self.stamp_s > 0 and frame.time >= due:
-                while due <= frame.time:
-                    due += self.stamp_s
+                due = self.stamp_s * (math.floor(frame.time / self.stamp_s) + 1)
                 said = [text for at, text in left if at <= frame.time]
                 left = left[len(said) :]
                 out.append(TextPart(" ".join([stamp_of(frame.time), *said])))
         if left:
             out.append(TextPart(" ".join(f"{stamp_of(at)} {text}" for at, text in left)))
         return out
+
+
+def _checked(notes: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:
+    out = []
+    for note in notes:
+        at, text = note if isinstance(note, Sequence) and len(note) == 2 else (None, None)
+        if isinstance(at, bool) or not isinstance(at, int | float) or not math.isfinite(at) or not isinstance(text, str):
+            raise errors.InvalidArgumentError(f"a note is (seconds, text); {note!r} is not")
+        out.append((float(at), text))
+    return sorted(out, key=lambda note: note[0])
 
 
 def stamp_of(seconds: float) -> str:

@@ -95,13 +95,13 @@ def coverage(session: nox.Session) -> None:
     """Which lines and branches of the library and the package the tests run: one table, and the kernel's lines that none does. GCC."""
     python = python_of(session)
     build = ROOT / "build" / "coverage"
-    for old in (*build.glob("**/*.gcda"), build / "python.dat"):
-        old.unlink(missing_ok=True)
+    for old in (*build.glob("**/*.gcda"), *build.glob("python.dat*")):
+        old.unlink()
     session.run(python, "tools/build_lib.py", "coverage", "--test", external=True)
-    suites = [folder for folder in ("tests/unit", "tests/process", "tests/invariants", "tests/integration") if (ROOT / folder).is_dir()]
-    session.run(python, "-m", "coverage", "run", "-m", "pytest", *suites, *session.posargs, external=True,
-                env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(build / "python.dat"), "PYLLOYAL_LIBRARY": str(build / "libpylloyal.so"),
-                      "PYLLOYAL_SCHEMA_SUITE": schema_suite(session)})
+    env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(build / "python.dat"), "PYLLOYAL_LIBRARY": str(build / "libpylloyal.so"),
+           "PYLLOYAL_SCHEMA_SUITE": schema_suite(session)}
+    session.run(python, "-m", "coverage", "run", "-m", "pytest", "tests/unit", "tests/process", "tests/invariants", "tests/integration", "tests/aborts", *session.posargs, external=True, env=env)
+    session.run(python, "-m", "coverage", "combine", "--quiet", external=True, env=env)  # with what child processes left
     session.run(python, "tools/coverage_report.py", str(build), external=True)
 
 

@@ -6,7 +6,7 @@ keeps books about is absent: what a kernel says about itself must follow from th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,30 @@ class Cell(NamedTuple):
     owner: int     # for which branch: two that look alike are two nevertheless
 
 
-# What the logits of a branch follow from: ("seen", (position, token) pairs), ("set", row) or ("merged", key, expert keys, alpha).
-Key = tuple[Any, ...]
+@dataclass(frozen=True)
+class Seen:
+    """Logits that follow from the (position, token) pairs a branch sees,"""
+
+    cells: frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Given:
+    """that were set,"""
+
+    row: bytes
+
+
+@dataclass(frozen=True, eq=False)  # each is its own: comparing the whole ancestry of two would take for ever
+class Merged:
+    """or that were computed from others."""
+
+    own: Key
+    experts: tuple[Key, ...]
+    alpha: float
+
+
+Key = Seen | Given | Merged
 Bias = tuple[tuple[int, float], ...]
 
 
@@ -60,7 +82,8 @@ class Branch:
         return f"b{self.born}"
 
 
-class Reason(NamedTuple):
+@dataclass(frozen=True)
+class Reason:
     """One thing that is wrong with a call. A number that is None is not told."""
 
     kind: type[errors.PylloyalError]
@@ -155,7 +178,7 @@ def wrong(is_wrong: object, kind: type[errors.PylloyalError] = errors.InvalidArg
 
 def unplaced(reasons: Iterable[Reason]) -> Iterable[Reason]:
     """The same where there is nothing to count: a call about one branch has no index to tell."""
-    return (reason._replace(index=None) for reason in reasons)
+    return (replace(reason, index=None) for reason in reasons)
 
 
 def senseless(s: Sampling) -> Iterable[Reason]:

@@ -14,7 +14,7 @@ import pylloyal
 from pylloyal import Branch, LogitsView, Model, Sampling, Ticks, TokenFlags, errors
 
 from . import books
-from .books import INF, Failed, Refused
+from .books import INF, Failed, Key, Refused
 from .oracle import Oracle
 from .reference import Reference, Row, Ticked
 
@@ -38,8 +38,9 @@ class Tally:
         return self.operations.total()
 
     def __str__(self) -> str:
-        lists = {"operations (of them done)": {name: f"{n} ({self.done[name]})" for name, n in self.operations.most_common()},
-                 "refused": dict(self.refused.most_common()), "failed": dict(self.failed.most_common())}
+        lists: dict[str, dict[str, Any]] = {
+            "operations (of them done)": {name: f"{n} ({self.done[name]})" for name, n in self.operations.most_common()},
+            "refused": dict(self.refused.most_common()), "failed": dict(self.failed.most_common())}
         n = max(1, self.total)
         return "\n".join([f"{self.total} operations in {self.runs} runs, on {self.n_branches / n:.1f} branches and {self.n_cells / n:.0f} cells on average; {self.n_compared} logits compared with a replay",
                           *(f"  {what}: " + ", ".join(f"{name} {count}" for name, count in counts.items()) for what, counts in lists.items())])
@@ -67,6 +68,7 @@ class Machine(RuleBasedStateMachine):
 
     tally: ClassVar[Tally]
     oracle: ClassVar[Oracle]
+    agrees = True  # what has been done has been compared
 
     def begin(self, model: Model, verdict: Callable[[int], int] = lambda n: 0, **options: int) -> None:
         self.store = model.store(n_threads=1, **options)
@@ -116,7 +118,7 @@ class Machine(RuleBasedStateMachine):
     def is_refused(self, want: Refused, got: errors.PylloyalError | None) -> None:
         assert got is not None, f"done, and it should have been refused: {want.reasons}"
         self.tally.refused[type(got).__name__] += 1
-        assert any(type(got) is kind and index in (None, got.index) and need in (None, got.need) and have in (None, got.have) for kind, index, need, have in want.reasons), (
+        assert any(type(got) is why.kind and why.index in (None, got.index) and why.need in (None, got.need) and why.have in (None, got.have) for why in want.reasons), (
             f"refused for another reason than {want.reasons}: {got!r}, index {got.index}, need {got.need}, have {got.have}")
         assert (got.state, got.partial, got.engine_rc, got.result) == ("unchanged", False, 0, None)
         before = self.shown, self.rows
@@ -170,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         for node in ref.live:
             if node.state.logits is not None:
                 self.tally.n_compared += 1
-                self.same_logits(node)
+                self.same_logits(node, node.state.logits)
         for view, row in self.views:
             try:
                 array = view.array
@@ -181,13 +183,14 @@ class Machine(RuleBasedStateMachine):
         self.tally.n_cells += ref.cells_used
         self.agrees = True
 
-    def same_logits(self, node: Node) -> None:
+    def same_logits(self, node: Node, key: Key) -> None:
         """Bit for bit those of a store that has decoded what this branch sees and nothing else: so any two that see the same have the same."""
-        assert self.rows[self.handles[node]] == self.oracle.row(node.state.logits).tobytes(), f"{node} does not have the logits of what it sees"
+        assert self.rows[self.handles[node]] == self.oracle.row(key).tobytes(), f"{node} does not have the logits of what it sees"
 
     # ------------------------------------------------------------------------------------------------------ what is drawn
 
     def row(self, node: Node) -> Row:
+        assert node.state.logits is not None
         return self.oracle.row(node.state.logits)
 
     def draw(self, node: Node) -> int | None:

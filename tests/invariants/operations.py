@@ -170,11 +170,18 @@ class Traces(Machine):
         child = self.pick(pick, self.followers)
         parent = child.parent if child.parent is not None and oddly < ODD - 1 else self.pick(other, self.anyone)
         branch = self.handles[child]
-        self.act("fast_forward", lambda: self.ref.fast_forward(parent, child), lambda: self.handles[parent].fast_forward(branch), parent, child)
+        name = "repair" if parent.is_poisoned else "fast_forward"
+        self.act(name, lambda: self.ref.fast_forward(parent, child), lambda: self.handles[parent].fast_forward(branch), parent, child)
 
     # ----------------------------------------------------------------------------------------------------------- decoding
 
+    def brace(self, nodes: Sequence[Node]) -> None:
+        """Before a decode that is going to fail for good, the first of its branches has a child it can be repaired with."""
+        if nodes and nodes[0] in self.healthy() and self.ref.leases_left and self.ref.verdict(self.ref.n_dispatches + 1) not in (0, 1, -1):
+            self.do_fork(nodes[0], 1, None)
+
     def do_prefill(self, name: str, runs: list[tuple[Node, list[int]]], cancel_after: int | None = None) -> None:
+        self.brace([node for node, _ in runs])
         n = 0
 
         def progress(landed: int, total: int) -> None:
@@ -239,6 +246,7 @@ class Traces(Machine):
         self.do_commit("commit_wrongly", nodes, tokens)
 
     def do_commit(self, name: str, nodes: list[Node], tokens: list[int]) -> None:
+        self.brace(nodes)
         branches = self.of(nodes)
         is_alone = len(nodes) == len(tokens) == 1
         self.act(name, lambda: self.ref.commit(nodes, tokens), lambda: branches[0].commit(tokens[0]) if is_alone else self.store.commit(branches, tokens), nodes, tokens)
@@ -258,6 +266,7 @@ class Traces(Machine):
             self.do_set_logits(nodes[-1], "none", 0)
 
     def do_tick(self, name: str, nodes: list[Node], n_steps: int, limits: list[int | None], stops: list[int]) -> None:
+        self.brace(nodes)
         branches = self.of(nodes)
         limit = limits[0] if len(set(limits)) == 1 else limits
         if done := self.act(name, lambda: self.ref.tick(nodes, n_steps, limits, stops, self.draw), lambda: self.store.tick(branches, n_steps=n_steps, max_tokens=limit, stop=stops),
@@ -343,8 +352,8 @@ class Traces(Machine):
         self.store.cancel()
         if done := self.act("ask", lambda: self.ref.legal(node, tokens), lambda: branch.legal(tokens), node, strange):
             assert done[0] == done[1]
-        if done := self.act("ask", lambda: self.ref.distribution(node, self.row), branch.distribution, node, counts=False):
-            want, got = done
+        if told := self.act("ask", lambda: self.ref.distribution(node, self.row), branch.distribution, node, counts=False):
+            want, got = told
             assert (got.most_likely, got.max_logit) == want[:2]
             assert np.allclose((got.entropy, got.log_sum), want[2:], rtol=1e-9, atol=1e-9)
         if node in self.ready():

@@ -8,7 +8,7 @@ import numpy as np
 
 from pylloyal import Model, Store
 
-from .books import Key, State
+from .books import Given, Key, Seen, State
 from .reference import Row, merged
 
 
@@ -42,18 +42,16 @@ class Oracle:
         if key in self._rows:
             self._rows.move_to_end(key)
             return self._rows[key]
-        kind, *what = key
-        if kind == "seen":
-            cells = sorted(what[0])
+        if isinstance(key, Seen):
+            cells = sorted(key.cells)
             with self._opened(n_branches=1) as store:
                 branch = store.root(start_pos=cells[0][0])
                 branch.prefill([token for _, token in cells])
                 made: Row = branch.logits()
-        elif kind == "set":
-            made = np.frombuffer(what[0], np.float32)
+        elif isinstance(key, Given):
+            made = np.frombuffer(key.row, np.float32)
         else:
-            own, experts, alpha = what
-            made = merged(self.row(own), [self.row(expert) for expert in experts], alpha)
+            made = merged(self.row(key.own), [self.row(expert) for expert in key.experts], key.alpha)
         made.flags.writeable = False
         self._rows[key] = made
         if len(self._rows) > self._n_rows:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pylloyal import Finish, Sampling, errors
 
-from .books import INF, Bias, Books, Branch, Cell, Failed, Key, Reason, State, senseless, unplaced, wrong
+from .books import INF, Bias, Books, Branch, Cell, Failed, Given, Merged, Reason, Seen, State, senseless, unplaced, wrong
 
 Draw = Callable[[Branch], int | None]  # what a branch draws in the state it is in; None when nothing is legal
 Row = npt.NDArray[np.float32]
@@ -172,11 +172,12 @@ class Reference(Books):
 
     def set_logits(self, branch: Branch, row: npt.NDArray[Any]) -> None:
         self.refuse(unplaced(self.unfit(branch)), wrong(row.shape != (len(self.pieces),) or not (row < INF).all()))
-        branch.state = replace(branch.state, logits=("set", row.astype(np.float32).tobytes()))
+        branch.state = replace(branch.state, logits=Given(row.astype(np.float32).tobytes()))
 
     def merge_logits(self, branch: Branch, experts: Sequence[Branch], alpha: float) -> None:
         self.refuse(unplaced(self.unfit(branch, ready=True)), self.unfit(*experts, ready=True), wrong(not np.isfinite(alpha)))
-        branch.state = replace(branch.state, logits=("merged", branch.state.logits, tuple(expert.state.logits for expert in experts), alpha))
+        own, *others = [node.state.logits for node in (branch, *experts) if node.state.logits is not None]
+        branch.state = replace(branch.state, logits=Merged(own, tuple(others), alpha))
 
     def set_sampling(self, branch: Branch, sampling: Sampling) -> None:
         """Without a seed the stream goes on; the window always does."""
@@ -191,7 +192,7 @@ class Reference(Books):
     def set_bias(self, branch: Branch, kind: str, bias: Bias) -> None:
         endless = (Reason(errors.InvalidArgumentError, i) for i, (_, by) in enumerate(bias) if not by < INF)
         self.refuse(unplaced(self.unfit(branch)), self.strange(token for token, _ in bias), endless)
-        branch.state = replace(branch.state, **{kind: bias})
+        branch.state = replace(branch.state, bias=bias) if kind == "bias" else replace(branch.state, steer=bias)
 
     # ------------------------------------------------------------------------------------------------- what may come next
 
@@ -232,8 +233,8 @@ def reseeded(state: State, seed: int) -> State:
     return replace(state, sampling=replace(state.sampling, seed=seed), n_sampled=0)
 
 
-def seen(branch: Branch) -> Key:
-    return ("seen", frozenset((cell.position, cell.token) for cell in branch.cells))
+def seen(branch: Branch) -> Seen:
+    return Seen(frozenset((cell.position, cell.token) for cell in branch.cells))
 
 
 def merged(row: Row, experts: Sequence[Row], alpha: float) -> Row:

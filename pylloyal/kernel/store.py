@@ -305,7 +305,7 @@ class Store(Handle):
                     interruptibly(run, self.cancel)
                 else:
                     run()
-            except errors.DecodeError as error:
+            except errors.PylloyalError as error:
                 if error.state != "unchanged":
                     error.result = self._ticks(step, n, n_steps)
                 raise

@@ -129,6 +129,10 @@ class Fuzz:
             for count, pointer in (("n_tokens", "tokens"), ("n_stop_tokens", "stop_tokens")):
                 if hasattr(item, pointer):
                     setattr(item, count, self.rng.choice((0, 1, 3, 70)) if getattr(item, pointer) else self.rng.choice((0, 1, 2**31)))
+            if kind == "pyl_part":  # its arrays have n entries, by the caller's word
+                item.n = self.rng.choice((0, 1, 3, 8)) if item.tokens else self.rng.choice((0, 1, 300, *HUGE))
+                item.width, item.height = (self.rng.choice((0, 1, 4, 8, 64, 400, 2**16 + 1, 2**32 - 1)) for _ in range(2))
+                item.kind = self.rng.choice((item.kind, *range(5)))
         return array
 
     def arguments(self, params: list[tuple[str, str]]) -> list[Any]:
@@ -199,7 +203,7 @@ class Fuzz:
         (self.refused if result else self.landed)[name] += 1
         if result:
             error = self.lib.pyl_error_last().contents
-            if not (capi.E_ILLEGAL <= result < 0 and result != capi.E_INTERNAL and error.code == result and error.message):
+            if not (min(value for name, value in vars(capi).items() if name.startswith("E_")) <= result < 0 and result != capi.E_INTERNAL and error.code == result and error.message):
                 raise AssertionError(f"{line} gave {result}: {error.message}")
         return int(result)
 

@@ -180,10 +180,10 @@ class Reference(Books):
         branch.state = replace(branch.state, logits=Merged(own, tuple(others), alpha))
 
     def set_sampling(self, branch: Branch, sampling: Sampling) -> None:
-        """Without a seed the stream goes on; the window always does."""
+        """Without a seed, or with the one in force, the stream goes on; the window always does."""
         self.refuse(unplaced(self.unfit(branch)), senseless(sampling))
         state = replace(branch.state, sampling=replace(sampling, seed=branch.state.sampling.seed))
-        branch.state = state if sampling.seed is None else reseeded(state, sampling.seed)
+        branch.state = state if sampling.seed in (None, state.sampling.seed) else reseeded(state, sampling.seed)
 
     def set_grammar(self, branch: Branch, grammar: bytes | None, parses: bool = True) -> None:
         self.refuse(unplaced(self.unfit(branch)), wrong(not parses, errors.GrammarError))

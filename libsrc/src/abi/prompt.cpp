@@ -36,6 +36,7 @@ static Part part_of(const pyl_part & given, size_t index) {
     switch (given.kind) {
         case PYL_PART_TEXT:
             invalid(given.text != nullptr || given.n == 0, "a text is NULL");
+            invalid(given.n <= INT32_MAX, "a text of more than 2 GiB");
             invalid((given.flags & ~PYL_TOKENIZE_PARSE_SPECIAL) == 0, "flags of a text are PYL_TOKENIZE_PARSE_SPECIAL or nothing");
             if (given.n) out.text.assign(given.text, given.n);
             if (const size_t ok = utf8_valid_prefix(out.text); ok != out.text.size()) throw Error(PYL_E_FORMAT, "a text is not UTF-8 at byte " + std::to_string(ok)).at(index);
@@ -43,6 +44,7 @@ static Part part_of(const pyl_part & given, size_t index) {
             break;
         case PYL_PART_TOKENS:
             invalid(given.tokens != nullptr || given.n == 0, "tokens is NULL");
+            invalid(given.n <= INT32_MAX, "more tokens than any cache holds");
             out.tokens.assign(given.tokens, given.tokens + given.n);
             break;
         case PYL_PART_IMAGE:

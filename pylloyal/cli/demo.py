@@ -40,6 +40,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     from ..sources.image import Image
     from ..sources.sheet import contact_sheet
     from ..sources.video import Video
+    from ..sources.write import write_clip, write_picture
 
     for path in (args.model, args.mmproj):
         if not path.is_file():
@@ -47,10 +48,10 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     folder = args.out or Path(tempfile.mkdtemp(prefix="pylloyal-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     image_path, clip_path, sheet_path = folder / "picture.png", folder / "clip.mkv", folder / "clip.png"
-    _write_picture(image_path)
-    _write_clip(clip_path)
+    write_picture(image_path, picture_pixels())
+    write_clip(clip_path, clip_frames())
     picture, clip = Image(image_path), Video(clip_path, fps=1, stamp_s=0)
-    contact_sheet([(f"{frame.time:.2f} s", frame.pixels) for frame in clip.frames]).save(sheet_path, "PNG")
+    write_picture(sheet_path, np.asarray(contact_sheet([(f"{frame.time:.2f} s", frame.pixels) for frame in clip.frames])))
     interrupts.check()
     with Model(args.model) as model, model.projector(args.mmproj, n_threads=1) as projector:
         first = _question(projector, picture, PICTURE)
@@ -103,27 +104,17 @@ def _canvas() -> npt.NDArray[np.uint8]:
     return np.full((48, 48, 3), 245, np.uint8)
 
 
-def _write_picture(path: Path) -> None:
-    import PIL.Image
-
+def picture_pixels() -> npt.NDArray[np.uint8]:
+    """A blue square at the top right, on white."""
     pixels = _canvas()
     pixels[2:14, 34:46] = (50, 80, 220)
-    PIL.Image.fromarray(pixels).save(path, "PNG")
+    return pixels
 
 
-def _write_clip(path: Path) -> None:
-    """Six frames of a green disc that crosses from left to right, one a second, without loss."""
-    import av
-
+def clip_frames() -> list[npt.NDArray[np.uint8]]:
+    """Six frames of a green disc that crosses from left to right."""
     y, x = np.ogrid[:48, :48]
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("ffv1", rate=1)
-        stream.width = stream.height = 48
-        stream.pix_fmt = "bgr0"
-        for i in range(6):
-            pixels = _canvas()
-            pixels[(x + 0.5 - 48 * (0.2 + 0.12 * i)) ** 2 + (y + 0.5 - 24) ** 2 <= 7**2] = (0, 128, 0)
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24").reformat(format="bgr0")
-            frame.pts = i
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    frames = [_canvas() for _ in range(6)]
+    for i, pixels in enumerate(frames):
+        pixels[(x + 0.5 - 48 * (0.2 + 0.12 * i)) ** 2 + (y + 0.5 - 24) ** 2 <= 7**2] = (0, 128, 0)
+    return frames

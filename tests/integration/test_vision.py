@@ -144,7 +144,7 @@ def test_a_rotated_copy_is_seen_upright_and_a_mirrored_one_is_not(store: Store, 
 
 def test_a_clip_from_a_file_is_seen_as_its_frames(store: Store, eyes: Projector, tmp_path: Path) -> None:
     """Encoded without loss, found by their own times, merged in pairs: the same tokens as from the pixels."""
-    import av
+    from pylloyal.sources.write import write_clip
 
     done = 0
     for seed in range(20):
@@ -154,14 +154,7 @@ def test_a_clip_from_a_file_is_seen_as_its_frames(store: Store, eyes: Projector,
         if any(isinstance(part, str) and part not in ("Video:", "[0m0.00s]") for part in scene.parts):
             continue
         path, frames = tmp_path / f"{seed}.mkv", [p.draw() for p in scene.pictures]
-        with av.open(str(path), "w") as container:
-            stream = container.add_stream("ffv1", rate=1)
-            stream.width, stream.height, stream.pix_fmt = frames[0].shape[1], frames[0].shape[0], "bgr0"
-            for i, frame in enumerate(frames):
-                picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format="bgr0")
-                picture.pts = i
-                container.mux(stream.encode(picture))
-            container.mux(stream.encode())
+        write_clip(path, frames)
         video = Video(path, fps=1, stamp_s=5.0 if "[0m0.00s]" in scene.parts else 0.0)
         assert [np.array_equal(a.pixels, b) for a, b in zip(video.frames, frames, strict=True)] == [True] * len(frames)
         assert ask(store, eyes, [special("<|im_start|>user\n"), video, *after(question.text)]) == ask(store, eyes, [*before(scene), *after(question.text)])
@@ -177,8 +170,9 @@ def test_the_readmes_picture_program_runs(tmp_path: Path) -> None:
 
     root = MODELS.parents[1]
     from pylloyal.cli import demo
+    from pylloyal.sources.write import write_picture
 
-    demo._write_picture(tmp_path / "picture.png")
+    write_picture(tmp_path / "picture.png", demo.picture_pixels())
     program = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(encoding="utf-8"), re.S)[1]
     code = program.replace('"picture.png"', repr(str(tmp_path / "picture.png")))
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=root, capture_output=True, text=True, check=False)

@@ -209,6 +209,12 @@ class InsufficientMemoryError(CapacityError, MemoryError):
     remedies = ("a smaller n_ctx", "a quantised KV type", "a smaller n_batch")
 
 
+class MetadataError(CapacityError, ValueError):
+    """A model's header is damaged, hostile, or not one; the message says what and where."""
+
+    binding = "header"
+
+
 # Status code -> exception. tests/unit/test_errors.py holds this against the header, both ways.
 STATUS: dict[str, type[PylloyalError]] = {
     "E_INVALID": InvalidArgumentError,

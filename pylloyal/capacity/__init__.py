@@ -1,0 +1,1 @@
+"""What fits, from headers alone. Nothing here opens the native library."""

@@ -1,0 +1,113 @@
+// What llama.cpp's own code makes of a header: the memory it would create, straight from its loader of hyperparameters and its
+// choice of caches, with no tensor, no graph and nothing allocated but recurrent state. The oracle of pylloyal.capacity.
+//
+//   raw_memory < requests
+//
+// A request is a line "HEADER.gguf n_ctx_seq n_seq_max n_ubatch unified flash swa_full type_k type_v n_rs_seq" (types as ggml
+// numbers them), an answer a line of JSON. What the engine asserts ends the process: the reader starts another one.
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "llama-arch.h"
+#include "llama-cparams.h"
+#include "llama-kv-cache-dsv4.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+#include "llama-memory.h"
+#include "llama-model-loader.h"
+#include "llama-model.h"
+#include "llama.h"
+
+namespace {
+
+size_t total(const llama_memory_i & memory) {
+    size_t out = 0;
+    for (const auto & [type, bytes] : memory.memory_breakdown()) out += bytes;
+    return out;
+}
+
+size_t recurrent(const llama_memory_i & memory) {
+    if (auto * m = dynamic_cast<const llama_memory_recurrent *>(&memory)) return total(*m);
+    if (auto * m = dynamic_cast<const llama_memory_hybrid *>(&memory)) return total(*m->get_mem_recr());
+    if (auto * m = dynamic_cast<const llama_memory_hybrid_iswa *>(&memory)) return total(*m->get_mem_recr());
+    return 0;
+}
+
+std::string list(uint32_t n, auto of) {
+    std::string out = "[";
+    for (uint32_t i = 0; i < n; i++) out += (i ? ", " : "") + std::to_string(of(i));
+    return out + "]";
+}
+
+std::string answer(const std::string & line) {
+    std::istringstream in(line);
+    std::string path;
+    llama_cparams cparams{};
+    llama_memory_params memory{};
+    uint32_t n_ctx_seq, n_seq_max, n_ubatch, type_k, type_v, n_rs_seq;
+    int unified, flash, swa_full;
+    if (!(in >> path >> n_ctx_seq >> n_seq_max >> n_ubatch >> unified >> flash >> swa_full >> type_k >> type_v >> n_rs_seq)) throw std::runtime_error("not a request");
+
+    llama_model_params params = llama_model_default_params();
+    params.no_alloc = true;
+    std::vector<std::string> splits;
+    llama_model_loader loader(nullptr, nullptr, nullptr, path, splits, nullptr, params.load_mode, false, true, params.load_mtp, nullptr, nullptr);
+    std::unique_ptr<llama_model> owned(llama_model_create(loader, params));
+    auto * model = dynamic_cast<llama_model_base *>(owned.get());
+    model->hparams.vocab_only = false;
+    model->hparams.no_alloc = true;
+    model->load_hparams(loader);
+    const llama_hparams & h = model->hparams;
+
+    cparams.n_ctx_seq = n_ctx_seq;
+    cparams.n_seq_max = n_seq_max;
+    cparams.n_ctx = unified ? n_ctx_seq : n_ctx_seq * n_seq_max;
+    cparams.n_ubatch = n_ubatch;
+    cparams.n_batch = n_ubatch;
+    cparams.kv_unified = unified != 0;
+    cparams.flash_attn = flash != 0;
+    cparams.offload_kqv = false;  // else it asks on which device each layer is
+    cparams.n_rs_seq = llm_arch_supports_rs_rollback(model->arch) ? n_rs_seq : 0;
+    memory.type_k = static_cast<ggml_type>(type_k);
+    memory.type_v = static_cast<ggml_type>(type_v);
+    memory.swa_full = swa_full != 0;
+    std::unique_ptr<llama_memory_i> made(model->create_memory(memory, cparams));
+
+    std::ostringstream out;
+    out << "{\"n_layer\": " << h.n_layer() << ", \"n_layer_all\": " << h.n_layer_all << ", \"n_swa\": " << h.n_swa << ", \"swa_type\": " << h.swa_type
+        << ", \"is_mla\": " << h.is_mla() << ", \"causal\": " << h.causal_attn << ", \"n_embd_out\": " << h.n_embd_out()
+        << ", \"is_swa\": " << list(h.n_layer_all, [&](uint32_t i) { return static_cast<int>(h.is_swa(i)); })
+        << ", \"is_recr\": " << list(h.n_layer_all, [&](uint32_t i) { return static_cast<int>(h.is_recr(i)); })
+        << ", \"k\": " << list(h.n_layer_all, [&](uint32_t i) { return h.n_embd_k_gqa(i); })
+        << ", \"v\": " << list(h.n_layer_all, [&](uint32_t i) { return h.n_embd_v_gqa(i); })
+        << ", \"n_r\": " << h.n_embd_r() << ", \"n_s\": " << h.n_embd_s() << ", \"has_memory\": " << (made != nullptr);
+    if (made) out << ", \"total\": " << total(*made) << ", \"recurrent\": " << recurrent(*made);
+    return out.str() + "}";
+}
+
+}  // namespace
+
+int main(int argc, char ** argv) {
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    if (argc > 1 && std::string(argv[1]) == "architectures") {
+        for (const llm_arch arch : llm_arch_all()) {
+            if (arch == LLM_ARCH_UNKNOWN) continue;
+            std::cout << llm_arch_name(arch) << ' ' << llm_arch_is_recurrent(arch) << ' ' << llm_arch_is_hybrid(arch) << ' ' << llm_arch_supports_rs_rollback(arch) << '\n';
+        }
+        return 0;
+    }
+    for (std::string line; std::getline(std::cin, line);) {
+        try {
+            std::cout << answer(line) << std::endl;
+        } catch (const std::exception & error) {
+            std::string words = error.what();
+            for (char & c : words) if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 32) c = ' ';
+            std::cout << "{\"error\": \"" << words << "\"}" << std::endl;
+        }
+    }
+}

@@ -1,10 +1,14 @@
-// What llama.cpp's own code makes of a header: the memory it would create, straight from its loader of hyperparameters and its
-// choice of caches, with no tensor, no graph and nothing allocated but recurrent state. The oracle of pylloyal.capacity.
+// What llama.cpp's own code makes of a header: the memory it would create, with no weights and nothing allocated but recurrent
+// state. The oracle of pylloyal.capacity.
 //
 //   raw_memory < requests
 //
-// A request is a line "HEADER.gguf n_ctx_seq n_seq_max n_ubatch unified flash swa_full type_k type_v n_rs_seq" (types as ggml
-// numbers them), an answer a line of JSON. What the engine asserts ends the process: the reader starts another one.
+// A request is a line, with types as ggml numbers them, an answer a line of JSON. What the engine asserts ends the process: the
+// reader starts another one.
+//   "cells HEADER.gguf n_ctx_seq n_seq_max n_ubatch unified flash swa_full type_k type_v n_rs_seq"
+//       straight from its loader of hyperparameters and its choice of caches: any metadata will do
+//   "graph HEADER.gguf n_ctx n_batch n_ubatch n_seq_max unified flash swa_full type_k type_v n_rs_seq n_outputs"
+//       a whole context, with the tensors the metadata asks for and the compute graph it reserves
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -22,8 +26,12 @@
 #include "llama-model-loader.h"
 #include "llama-model.h"
 #include "llama.h"
+#include "gguf.h"
+#include "llama-ext.h"
 
 namespace {
+
+std::string words;  // the engine's last complaint
 
 size_t total(const llama_memory_i & memory) {
     size_t out = 0;
@@ -44,8 +52,7 @@ std::string list(uint32_t n, auto of) {
     return out + "]";
 }
 
-std::string answer(const std::string & line) {
-    std::istringstream in(line);
+std::string cells(std::istringstream & in) {
     std::string path;
     llama_cparams cparams{};
     llama_memory_params memory{};
@@ -90,10 +97,52 @@ std::string answer(const std::string & line) {
     return out.str() + "}";
 }
 
+struct Model {
+    std::string path;
+    std::unique_ptr<llama_model, decltype(&llama_model_free)> model{nullptr, llama_model_free};
+};
+
+std::string graph(std::istringstream & in, Model & last) {
+    std::string path;
+    llama_context_params p = llama_context_default_params();
+    int unified, flash, swa_full;
+    uint32_t type_k, type_v;
+    if (!(in >> path >> p.n_ctx >> p.n_batch >> p.n_ubatch >> p.n_seq_max >> unified >> flash >> swa_full >> type_k >> type_v >> p.n_rs_seq >> p.n_outputs_max)) throw std::runtime_error("not a request");
+    if (path != last.path) {
+        last.path.clear();
+        gguf_init_params init{true, nullptr};
+        const std::unique_ptr<gguf_context, decltype(&gguf_free)> metadata(gguf_init_from_file(path.c_str(), init), gguf_free);
+        if (!metadata) throw std::runtime_error("not a header");
+        llama_model_params params = llama_model_default_params();
+        params.no_alloc = true;
+        last.model.reset(llama_model_init_from_user(metadata.get(), [](ggml_tensor *, void *) {}, nullptr, params));
+        if (!last.model) throw std::runtime_error("no model: " + words);
+        last.path = path;
+    }
+    p.n_threads = p.n_threads_batch = 1;
+    p.kv_unified = unified != 0;
+    p.flash_attn_type = flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    p.swa_full = swa_full != 0;
+    p.type_k = static_cast<ggml_type>(type_k);
+    p.type_v = static_cast<ggml_type>(type_v);
+    const std::unique_ptr<llama_context, decltype(&llama_free)> context(llama_init_from_model(last.model.get(), p), llama_free);
+    if (!context) throw std::runtime_error("no context: " + words);
+    size_t model = 0, kept = 0, compute = 0;
+    for (const auto & [type, bytes] : llama_get_memory_breakdown(context.get())) {
+        model += bytes.model;
+        kept += bytes.context;
+        compute += bytes.compute;
+    }
+    std::ostringstream out;
+    out << "{\"n_ctx\": " << llama_n_ctx(context.get()) << ", \"n_ctx_seq\": " << llama_n_ctx_seq(context.get()) << ", \"n_batch\": " << llama_n_batch(context.get()) << ", \"n_ubatch\": "
+        << llama_n_ubatch(context.get()) << ", \"model\": " << model << ", \"kept\": " << kept << ", \"compute\": " << compute << "}";
+    return out.str();
+}
+
 }  // namespace
 
 int main(int argc, char ** argv) {
-    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+    llama_log_set([](ggml_log_level level, const char * text, void *) { if (level >= GGML_LOG_LEVEL_ERROR) words = text; }, nullptr);
     if (argc > 1 && std::string(argv[1]) == "architectures") {
         for (const llm_arch arch : llm_arch_all()) {
             if (arch == LLM_ARCH_UNKNOWN) continue;
@@ -101,13 +150,17 @@ int main(int argc, char ** argv) {
         }
         return 0;
     }
+    Model last;
     for (std::string line; std::getline(std::cin, line);) {
         try {
-            std::cout << answer(line) << std::endl;
+            std::istringstream in(line);
+            std::string verb;
+            in >> verb;
+            std::cout << (verb == "graph" ? graph(in, last) : cells(in)) << std::endl;
         } catch (const std::exception & error) {
-            std::string words = error.what();
-            for (char & c : words) if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 32) c = ' ';
-            std::cout << "{\"error\": \"" << words << "\"}" << std::endl;
+            std::string why = error.what();
+            for (char & c : why) if (c == '"' || c == '\\' || static_cast<unsigned char>(c) < 32) c = ' ';
+            std::cout << "{\"error\": \"" << why << "\"}" << std::endl;
         }
     }
 }

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import subprocess
@@ -31,19 +32,23 @@ class Oracle:
         lines = subprocess.run([self.program, "architectures"], check=True, capture_output=True, text=True).stdout.splitlines()
         return {name: (a == "1", b == "1", c == "1") for name, a, b, c in (line.split() for line in lines)}
 
-    def ask(self, path: Path, made: Context, settings: Settings, *, flash: bool | None = None) -> dict[str, Any]:
-        if self.process is None:
-            self.process = subprocess.Popen([self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def cells(self, path: Path, made: Context, settings: Settings) -> dict[str, Any]:
+        """What is kept, for a context whose sizes are settled."""
+        return self._ask("cells", path, made.n_ctx_seq, made.n_seq_max, made.n_ubatch, *_words(settings))
+
+    def graph(self, path: Path, n_ctx: int, settings: Settings) -> dict[str, Any]:
+        """A whole context."""
         s = settings
-        words = (path, made.n_ctx_seq, made.n_seq_max, made.n_ubatch, int(s.unified), int(s.flash_attn if flash is None else flash), int(s.swa_full), TYPE_IDS[s.type_k], TYPE_IDS[s.type_v], s.n_rs_seq)
+        return self._ask("graph", path, n_ctx, s.n_batch, s.n_ubatch or s.n_batch, s.n_branches, *_words(s), s.n_outputs or s.n_branches)
+
+    def _ask(self, *words: object) -> dict[str, Any]:
+        if self.process is None:
+            self.process = subprocess.Popen([self.program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, "GGML_NO_BACKTRACE": "1"})
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(" ".join(map(str, words)) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        if not line:
-            self.close()
-            return {"died": True}
-        if not line.startswith("{"):  # an engine that prints before it dies
+        if not line.startswith("{"):  # it died, and may have said something before
             self.close()
             return {"died": line}
         answer: dict[str, Any] = json.loads(line)
@@ -54,6 +59,10 @@ class Oracle:
             self.process.kill()
             self.process.communicate()
             self.process = None
+
+
+def _words(s: Settings) -> tuple[int, ...]:
+    return int(s.unified), int(s.flash_attn), int(s.swa_full), TYPE_IDS[s.type_k], TYPE_IDS[s.type_v], s.n_rs_seq
 
 
 def write_header(path: Path, metadata: Mapping[str, Any], tensors: Sequence[str] = ()) -> None:

@@ -68,7 +68,7 @@ def test_the_engine_keeps_what_we_say(name: str, oracle: Oracle, tmp_path: Path)
             made = Context(4096, 4096, 512, 512, 1, 0, 0)  # then the engine must not like it either
         if shape is not None and settings.conflicts(shape):
             continue
-        answer = oracle.ask(path, made, settings, flash=settings.flash_attn and name != "grok")
+        answer = oracle.cells(path, made, settings.but(flash_attn=settings.flash_attn and name != "grok"))
         if shape is None:
             assert "error" in answer or "died" in answer, (i, answer)
             continue

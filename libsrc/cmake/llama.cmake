@@ -95,7 +95,7 @@ endif()
 message(STATUS "engine archives: ${_home}")
 
 add_library(pyl_llama_headers INTERFACE)
-target_include_directories(pyl_llama_headers SYSTEM INTERFACE "${_home}/source/include" "${_home}/source/ggml/include" "${_home}/source/src"
+target_include_directories(pyl_llama_headers SYSTEM INTERFACE "${_home}/source/include" "${_home}/source/ggml/include" "${_home}/source/ggml/src" "${_home}/source/src"
                            "${_home}/source/common" "${_home}/source/vendor" "${_home}/source/tools/mtmd")
 file(GLOB _archives "${_home}/lib/*.a" "${_home}/lib/*.lib")
 add_library(pyl_llama_archives INTERFACE)

@@ -69,7 +69,7 @@ PYL_API int32_t pyl_abi_layout(pyl_text ** out);
  * (pyl_text_free). Thread: any. */
 PYL_API int32_t pyl_build_info(pyl_text ** out);
 
-/* The devices the engine can use, as JSON [{name, description, kind (cpu|gpu|igpu|accel), total_bytes, free_bytes}]. A pair
+/* The devices the engine can use, as JSON [{name, description, backend, kind (cpu|gpu|igpu|accel), total_bytes, free_bytes}]. A pair
  * of zeros, or free == total on an accelerator, means unknown, not empty; so does free 0 on a CPU. Owned (pyl_text_free). Thread: any. */
 PYL_API int32_t pyl_devices(pyl_text ** out);
 
@@ -321,6 +321,18 @@ typedef struct pyl_store_params {
                              attention, or PYL_E_UNSUPPORTED (recurrent models aside). The engine adds up a branch's cells in the order
                              they lie, so it holds until a cell that was given back is taken again (pruning, score_n, swa_full = 0), and
                              with n_threads = 1 or fewer than 512 cells in use: more threads share cells out by where they lie */
+    uint32_t n_ubatch;    /* tokens the engine computes at once; 0 (default) for n_batch, at most n_batch, at least n_branches. A smaller one
+                             takes less compute buffer: a dispatch is then computed in several parts. Rows that see each other must fit
+                             it. PYL_E_UNSUPPORTED below n_batch when swa_full = 0 leaves a window's cells: parts let go of cells that
+                             later ones can see */
+    uint32_t n_rs_seq;    /* snapshots of recurrent state the engine keeps for each branch, 0 (default) to 64; models that cannot take a
+                             part back keep none. A store never asks for one (a draft is a fork): more memory and nothing else */
+    uint32_t n_outputs;   /* rows of logits the compute buffer has room for; 0 (default) for n_branches, at least that, at most n_batch.
+                             A store never asks for more than n_branches */
+    int32_t kv_unified;   /* 1 (default). 0: each branch has cells of its own, n_ctx / n_branches, which cannot be shared: pyl_dry_run takes
+                             it, pyl_store_open is PYL_E_UNSUPPORTED */
+    int32_t offload_kqv;  /* 1 (default): cells lie on the device of their layer, 0: in host memory */
+    int32_t op_offload;   /* 1 (default): an accelerator may compute with weights that lie in host memory, 0: never */
 } pyl_store_params;
 
 /* Fills in the defaults. Thread: any. */
@@ -361,11 +373,33 @@ typedef struct pyl_pressure {
     double sample_s;           /* seconds sampling */
     int32_t swa_full;          /* as opened; 1 for a model without a sliding window */
     int32_t deterministic;     /* as opened */
+    uint32_t n_ubatch;         /* tokens the engine computes at once */
 } pyl_pressure;
 
 /* Live numbers, consistent at the last dispatch boundary even while another thread is inside the store: this is also how
  * progress is polled. Thread: any. */
 PYL_API int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
+
+/* What the engine has allocated for a store, as JSON, in bytes, by its own account:
+ *   n_ctx, n_ctx_seq (cells a branch can have), n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs, flash_attn and kv_unified (booleans)
+ *   model_bytes, context_bytes, compute_bytes   sums over the rows
+ *   kv_bytes, recurrent_bytes                   the parts of context_bytes: cells; and state that is the same for any n_ctx
+ *   output_bytes                                the buffer logits are given in; host memory, in none of the rows
+ *   caches  [{name, cells, streams, bytes}]     the attention caches that kv_bytes is the sum of
+ *   rows    [{device, buffer, is_host, model_bytes, context_bytes, compute_bytes}]   a row for each type of buffer
+ * A mapped model's bytes are those of the mapping. Not in it: the vocabulary, descriptions of graphs (some 20 MB), and the engine's
+ * books of cells (48 bytes a cell and cache). Owned (pyl_text_free). Thread: store. */
+PYL_API int32_t pyl_store_memory(pyl_store * store, pyl_text ** out);
+
+/* What pyl_store_memory would say if this model were opened and this store on it, without either: the engine lays everything out and
+ * allocates none of it. The file's header and vocabulary are read, no tensor data; nothing is shared or kept.
+ *   path, model_params  as for pyl_model_open; weights count as not mapped, whatever use_mmap says.
+ *   store_params        as for pyl_store_open; NULL for the defaults. n_threads is not looked at.
+ *   out                 the JSON above, and refusal: null, or why pyl_store_open would refuse these params although the engine could
+ *                       be made to take them (kv_unified = 0, attention that is not causal, ...).
+ * Errors: as pyl_model_open and pyl_store_open have them; PYL_E_OUT_OF_MEMORY with need and have in bytes when not even the engine's
+ * books of n_ctx cells fit the memory that is free. Owned (pyl_text_free). Thread: any. */
+PYL_API int32_t pyl_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_model_params * model_params, const pyl_store_params * store_params);
 
 /* ---------------------------------------------------------------------------------------------------- sampling params -- */
 
@@ -683,6 +717,17 @@ PYL_API void pyl_projector_params_init(pyl_projector_params * params);
  * Errors: PYL_E_IO, PYL_E_FORMAT, PYL_E_PROJECTOR (made for another width; both numbers and where each comes from), PYL_E_UNSUPPORTED,
  * PYL_E_OUT_OF_MEMORY. Thread: any. */
 PYL_API int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const char * path, size_t n_path, const pyl_projector_params * params);
+
+/* What a projector would take, without opening it: the encoder is laid out, nothing is allocated, no tensor data is read.
+ *   path, params   as for pyl_projector_open; no model is needed, and none is checked against.
+ *   width, height  the picture's size in pixels as it reaches the encoder, which prepares pictures first; multiples of the patches it
+ *                  merges. 0 and 0 for the size the engine itself measures with, which for encoders of dynamic resolution is
+ *                  not the largest. Sound is measured with the engine's own length.
+ *   out            JSON: weights_bytes, compute_bytes (the peak of the encoder's graph; of two encoders the sum, for their buffers are
+ *                  there at the same time), encoders [{kind (vision|audio), width, height, compute_bytes}] (of sound: frames and bins),
+ *                  rows [{device, weights_bytes, compute_bytes}]. Owned (pyl_text_free).
+ * Errors: as pyl_projector_open; PYL_E_INVALID (a size the encoder cannot take). Thread: any. */
+PYL_API int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height);
 
 /* Gives the handle back; prompts made with it live on. Thread: any. */
 PYL_API int32_t pyl_projector_free(pyl_projector * projector);

@@ -22,7 +22,7 @@ using Branches = std::vector<pyl_branch>;
 
 inline std::shared_ptr<Model> model(const std::string & options = "n_vocab=300") { return stub_engine().open("stub:" + options, {}); }
 
-inline ContextParams context(uint32_t n_ctx = 256, uint32_t n_batch = 64, uint32_t n_seq_max = 16) { return {n_ctx, n_batch, n_seq_max, 1, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, true}; }
+inline ContextParams context(uint32_t n_ctx = 256, uint32_t n_batch = 64, uint32_t n_seq_max = 16) { return {n_ctx, n_batch, n_seq_max, 1, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, true, false, n_batch, 0, n_seq_max}; }
 
 inline SamplingParams greedy() {
     SamplingParams p;
@@ -188,6 +188,7 @@ private:
         Cache(std::unique_ptr<Context> context, Around around, Sees sees) : context_(std::move(context)), around_(std::move(around)), sees_(std::move(sees)) {}
         uint32_t n_ctx() const override { return context_->n_ctx(); }
         int32_t flash_attn() const override { return context_->flash_attn(); }
+        Memory memory() const override { return context_->memory(); }
         const float * logits(size_t i) const override { return context_->logits(i); }
         int32_t decode(const Batch & batch) override {
             sees_(batch);

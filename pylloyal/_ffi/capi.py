@@ -202,6 +202,12 @@ class pyl_store_params(Structure):
         ("type_v", c_int32),
         ("swa_full", c_int32),
         ("deterministic", c_int32),
+        ("n_ubatch", c_uint32),
+        ("n_rs_seq", c_uint32),
+        ("n_outputs", c_uint32),
+        ("kv_unified", c_int32),
+        ("offload_kqv", c_int32),
+        ("op_offload", c_int32),
     ]
 
 
@@ -226,6 +232,7 @@ class pyl_pressure(Structure):
         ("sample_s", c_double),
         ("swa_full", c_int32),
         ("deterministic", c_int32),
+        ("n_ubatch", c_uint32),
     ]
 
 
@@ -493,6 +500,8 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_store_drain", c_int32, [pyl_store_p], True),  # int32_t pyl_store_drain(pyl_store * store);
     ("pyl_store_cancel", c_int32, [pyl_store_p], True),  # int32_t pyl_store_cancel(pyl_store * store);
     ("pyl_store_pressure", c_int32, [pyl_store_p, POINTER(pyl_pressure)], True),  # int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
+    ("pyl_store_memory", c_int32, [pyl_store_p, POINTER(pyl_text_p)], True),  # int32_t pyl_store_memory(pyl_store * store, pyl_text ** out);
+    ("pyl_dry_run", c_int32, [POINTER(pyl_text_p), c_char_p, c_size_t, POINTER(pyl_model_params), POINTER(pyl_store_params)], True),  # int32_t pyl_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_model_params * model_params, const pyl_store_params * store_params);
     ("pyl_sampling_init", None, [POINTER(pyl_sampling)], False),  # void pyl_sampling_init(pyl_sampling * sampling);
     ("pyl_branch_set_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
     ("pyl_branch_get_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
@@ -528,6 +537,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_saved_describe", c_int32, [POINTER(c_uint8), c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out);
     ("pyl_projector_params_init", None, [POINTER(pyl_projector_params)], False),  # void pyl_projector_params_init(pyl_projector_params * params);
     ("pyl_projector_open", c_int32, [POINTER(pyl_projector_p), pyl_model_p, c_char_p, c_size_t, POINTER(pyl_projector_params)], True),  # int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const char * path, size_t n_path, const pyl_projector_params * params);
+    ("pyl_projector_dry_run", c_int32, [POINTER(pyl_text_p), c_char_p, c_size_t, POINTER(pyl_projector_params), c_uint32, c_uint32], True),  # int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height);
     ("pyl_projector_free", c_int32, [pyl_projector_p], True),  # int32_t pyl_projector_free(pyl_projector * projector);
     ("pyl_projector_describe", c_int32, [pyl_projector_p, POINTER(pyl_projector_info)], True),  # int32_t pyl_projector_describe(const pyl_projector * projector, pyl_projector_info * out);
     ("pyl_prompt_make", c_int32, [POINTER(pyl_prompt_p), pyl_model_p, pyl_projector_p, POINTER(pyl_part), c_size_t, c_uint32], True),  # int32_t pyl_prompt_make(pyl_prompt ** out, const pyl_model * model, const pyl_projector * projector, const pyl_part * parts, size_t n_parts, uint32_t flags);

@@ -13,6 +13,7 @@ from .._ffi.handle import Handle
 from .._ffi.load import library, take_text_at
 from .._ffi.memory import new, ref
 from .chat import ChatPrompt, Message, render
+from .params import model_params, path_bytes
 from .vocab import Vocab
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class Model(Handle):
 
     def __init__(self, path: str | os.PathLike[str], *, gpu_layers: int = 0, mmap: bool = True, vocab_only: bool = False) -> None:
         lib = library()
-        params = new(capi.pyl_model_params, n_gpu_layers=gpu_layers, use_mmap=mmap, vocab_only=vocab_only)
+        params = model_params(gpu_layers=gpu_layers, mmap=mmap, vocab_only=vocab_only)
         self.path = os.fspath(path)
-        raw = os.fsencode(self.path)
+        raw = path_bytes(self.path)
         pointer = capi.pyl_model_p()
         super().__init__(pointer, lib.pyl_model_free)
         lib.pyl_model_open(ref(pointer), raw, len(raw), ref(params))

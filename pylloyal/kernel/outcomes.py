@@ -47,6 +47,8 @@ class Pressure:
     ----------
     n_ctx : int
         Cells of the cache.
+    n_batch, n_ubatch : int
+        Tokens of a dispatch, and those the engine computes at once.
     cells_used, cells_remaining : int
         Every cell counted once, however many branches share it.
     leases_used, leases_remaining : int
@@ -74,6 +76,7 @@ class Pressure:
     sample_s: float
     swa_full: bool
     deterministic: bool
+    n_ubatch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from .. import errors
 from .._ffi import capi
 from .._ffi.handle import Handle
 from .._ffi.load import library, take_text_at
 from .._ffi.memory import Parts, new, ref
 from .model import Model
-
-_FLASH: Final = {None: capi.FLASH_ATTN_AUTO, True: capi.FLASH_ATTN_ON, False: capi.FLASH_ATTN_OFF}
+from .params import path_bytes, projector_params
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +81,9 @@ class Projector(Handle):
     def __init__(self, model: Model, path: str | os.PathLike[str], *, n_threads: int | None = None, gpu: bool = False, flash_attn: bool | None = None,
                  image_min_tokens: int | None = None, image_max_tokens: int | None = None, cache_bytes: int = 0) -> None:
         lib = library()
-        for name, value in (("n_threads", n_threads), ("image_min_tokens", image_min_tokens), ("image_max_tokens", image_max_tokens)):
-            if value is not None and not 0 < value < 2**31:
-                raise errors.InvalidArgumentError(f"{name} is {value}; it must be 1 or more")
-        if cache_bytes < 0:
-            raise errors.InvalidArgumentError(f"cache_bytes is {cache_bytes}; it must be 0 or more")
-        params = new(capi.pyl_projector_params, n_threads=n_threads or 0, use_gpu=gpu, flash_attn=_FLASH[flash_attn], image_min_tokens=image_min_tokens or 0,
-                     image_max_tokens=image_max_tokens or 0, cache_bytes=cache_bytes)
+        params = projector_params(n_threads=n_threads, gpu=gpu, flash_attn=flash_attn, image_min_tokens=image_min_tokens, image_max_tokens=image_max_tokens, cache_bytes=cache_bytes)
         self.path = os.fspath(path)
-        raw = os.fsencode(self.path)
+        raw = path_bytes(self.path)
         pointer, parent = capi.pyl_projector_p(), model._ptr()
         super().__init__(pointer, lib.pyl_projector_free, parent=model)
         lib.pyl_projector_open(ref(pointer), parent, raw, len(raw), ref(params))

@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +13,20 @@ from .. import errors
 from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
-from .._ffi.load import error_of, library
+from .._ffi.load import error_of, library, take_text_at
 from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
+from .dry_run import Memory, read_memory
 from .grammar import Grammar
 from .model import Model
 from .outcomes import Finish, Pressure, PromptOutcome, StoreStatistics, Ticks
+from .params import KVType, store_params
 from .projector import LaidOut
 from .sampling import Sampling
 from .turn import Turn, interruptibly
 
 T = TypeVar("T")
-KVType = Literal["f16", "f32", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
-_FLASH: Final = {None: capi.FLASH_ATTN_AUTO, True: capi.FLASH_ATTN_ON, False: capi.FLASH_ATTN_OFF}
 
 
 class Store(Handle):
@@ -59,6 +59,16 @@ class Store(Handle):
         same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch. Needs flash
         attention (recurrent models aside); holds until cells that were given back are taken again (pruning, :meth:`score`,
         ``swa_full=False``), and with one thread, or fewer than 512 cells in use.
+    n_ubatch : int, optional
+        Tokens the engine computes at once; ``n_batch`` by default, at least ``n_branches``. A smaller one takes less memory for
+        intermediate results, and a dispatch is computed in several parts. Pictures whose rows see each other must fit it, and with
+        ``swa_full=False`` and a window smaller than the context it must be ``n_batch``.
+    n_rs_seq : int
+        Snapshots of recurrent state for each branch. A store never uses any: it costs memory and gives nothing.
+    n_outputs : int, optional
+        Rows of logits to make room for; ``n_branches`` by default, which is what a store uses.
+    offload_kqv, op_offload : bool
+        Cells lie on the device of their layer; an accelerator may compute with weights that lie in host memory.
 
     Raises
     ------
@@ -67,20 +77,11 @@ class Store(Handle):
     """
 
     def __init__(self, model: Model, *, n_ctx: int | None = None, n_branches: int = 8, n_batch: int | None = None, n_threads: int | None = None,
-                 flash_attn: bool | None = None, type_k: KVType = "f16", type_v: KVType = "f16", swa_full: bool = True, deterministic: bool = False) -> None:
+                 flash_attn: bool | None = None, type_k: KVType = "f16", type_v: KVType = "f16", swa_full: bool = True, deterministic: bool = False, n_ubatch: int | None = None,
+                 n_rs_seq: int = 0, n_outputs: int | None = None, offload_kqv: bool = True, op_offload: bool = True) -> None:
         lib = library()
-        params = new(capi.pyl_store_params)
-        lib.pyl_store_params_init(ref(params))
-        for name, value in (("n_ctx", n_ctx), ("n_branches", n_branches), ("n_batch", n_batch), ("n_threads", n_threads)):
-            if value is not None:
-                if not 0 < value < 2**31:
-                    raise errors.InvalidArgumentError(f"{name} is {value}; it must be 1 or more")
-                setattr(params, name, value)
-        params.flash_attn, params.swa_full, params.deterministic = _FLASH[flash_attn], swa_full, deterministic
-        for name, kind in (("type_k", type_k), ("type_v", type_v)):
-            if not hasattr(capi, f"KV_{kind.upper()}"):
-                raise errors.InvalidArgumentError(f"{name} is {kind!r}; it must be one of f16, f32, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl")
-            setattr(params, name, getattr(capi, f"KV_{kind.upper()}"))
+        params = store_params(n_ctx=n_ctx, n_branches=n_branches, n_batch=n_batch, n_ubatch=n_ubatch, n_threads=n_threads, flash_attn=flash_attn, type_k=type_k, type_v=type_v,
+                              swa_full=swa_full, deterministic=deterministic, n_rs_seq=n_rs_seq, n_outputs=n_outputs, kv_unified=True, offload_kqv=offload_kqv, op_offload=op_offload)
         pointer, parent = capi.pyl_store_p(), model._ptr()
         super().__init__(pointer, lib.pyl_store_free, parent=model)
         lib.pyl_store_open(ref(pointer), parent, ref(params))
@@ -397,12 +398,17 @@ class Store(Handle):
         """
         return self.from_bytes(Path(path).read_bytes())
 
+    def memory(self) -> Memory:
+        """What the engine has allocated for this store and its model, by its own account."""
+        with self._turn.take():
+            return read_memory(take_text_at(self._lib.pyl_store_memory, 1, self._ptr()))
+
     def pressure(self) -> Pressure:
         """Live numbers; may be asked from any thread, also while another one is decoding."""
         p = new(capi.pyl_pressure)
         self._lib.pyl_store_pressure(self._ptr(), ref(p))
         return Pressure(p.n_ctx, p.n_batch, p.n_threads, p.cells_used, p.cells_remaining, p.leases_used, p.leases_remaining, p.flash_attn == capi.FLASH_ATTN_ON,
-                        p.n_dispatches, p.n_tokens_decoded, p.n_tokens_sampled, p.decode_s, p.sample_s, bool(p.swa_full), bool(p.deterministic))
+                        p.n_dispatches, p.n_tokens_decoded, p.n_tokens_sampled, p.decode_s, p.sample_s, bool(p.swa_full), bool(p.deterministic), p.n_ubatch)
 
     def statistics(self) -> StoreStatistics:
         """Where the cells are, and what sharing them saved. Cost: a native call for each branch."""

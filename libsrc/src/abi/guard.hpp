@@ -80,6 +80,11 @@ inline std::vector<std::span<const int32_t>> split(const int32_t * tokens, const
 
 pyl_text * new_text(std::string bytes);
 
+// What a path and its params mean, wherever a model is opened or looked at.
+const Engine & engine_for(const std::string & path);  // or PYL_E_UNSUPPORTED
+std::string path_text(const char * path, size_t n);
+ModelParams model_params_of(const pyl_model_params * given);
+
 // Handles are tokens looked up here, never addresses.
 std::shared_ptr<Model> model_of(const pyl_model * handle);
 std::shared_ptr<Store> store_of(const pyl_store * handle);

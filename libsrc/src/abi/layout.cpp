@@ -59,7 +59,7 @@ static_assert(offsetof(pyl_model_info, nl) == 80 && sizeof(pyl_model_info::nl) =
 static_assert(offsetof(pyl_model_info, pad) == 84 && sizeof(pyl_model_info::pad) == 4);
 static_assert(offsetof(pyl_model_info, n_params) == 88 && sizeof(pyl_model_info::n_params) == 8);
 static_assert(offsetof(pyl_model_info, n_bytes) == 96 && sizeof(pyl_model_info::n_bytes) == 8);
-static_assert(sizeof(pyl_store_params) == 40);
+static_assert(sizeof(pyl_store_params) == 64);
 static_assert(offsetof(pyl_store_params, struct_size) == 0 && sizeof(pyl_store_params::struct_size) == 4);
 static_assert(offsetof(pyl_store_params, n_ctx) == 4 && sizeof(pyl_store_params::n_ctx) == 4);
 static_assert(offsetof(pyl_store_params, n_batch) == 8 && sizeof(pyl_store_params::n_batch) == 4);
@@ -70,7 +70,13 @@ static_assert(offsetof(pyl_store_params, type_k) == 24 && sizeof(pyl_store_param
 static_assert(offsetof(pyl_store_params, type_v) == 28 && sizeof(pyl_store_params::type_v) == 4);
 static_assert(offsetof(pyl_store_params, swa_full) == 32 && sizeof(pyl_store_params::swa_full) == 4);
 static_assert(offsetof(pyl_store_params, deterministic) == 36 && sizeof(pyl_store_params::deterministic) == 4);
-static_assert(sizeof(pyl_pressure) == 88);
+static_assert(offsetof(pyl_store_params, n_ubatch) == 40 && sizeof(pyl_store_params::n_ubatch) == 4);
+static_assert(offsetof(pyl_store_params, n_rs_seq) == 44 && sizeof(pyl_store_params::n_rs_seq) == 4);
+static_assert(offsetof(pyl_store_params, n_outputs) == 48 && sizeof(pyl_store_params::n_outputs) == 4);
+static_assert(offsetof(pyl_store_params, kv_unified) == 52 && sizeof(pyl_store_params::kv_unified) == 4);
+static_assert(offsetof(pyl_store_params, offload_kqv) == 56 && sizeof(pyl_store_params::offload_kqv) == 4);
+static_assert(offsetof(pyl_store_params, op_offload) == 60 && sizeof(pyl_store_params::op_offload) == 4);
+static_assert(sizeof(pyl_pressure) == 96);
 static_assert(offsetof(pyl_pressure, struct_size) == 0 && sizeof(pyl_pressure::struct_size) == 4);
 static_assert(offsetof(pyl_pressure, n_ctx) == 4 && sizeof(pyl_pressure::n_ctx) == 4);
 static_assert(offsetof(pyl_pressure, n_batch) == 8 && sizeof(pyl_pressure::n_batch) == 4);
@@ -88,6 +94,7 @@ static_assert(offsetof(pyl_pressure, decode_s) == 64 && sizeof(pyl_pressure::dec
 static_assert(offsetof(pyl_pressure, sample_s) == 72 && sizeof(pyl_pressure::sample_s) == 8);
 static_assert(offsetof(pyl_pressure, swa_full) == 80 && sizeof(pyl_pressure::swa_full) == 4);
 static_assert(offsetof(pyl_pressure, deterministic) == 84 && sizeof(pyl_pressure::deterministic) == 4);
+static_assert(offsetof(pyl_pressure, n_ubatch) == 88 && sizeof(pyl_pressure::n_ubatch) == 4);
 static_assert(sizeof(pyl_sampling) == 56);
 static_assert(offsetof(pyl_sampling, struct_size) == 0 && sizeof(pyl_sampling::struct_size) == 4);
 static_assert(offsetof(pyl_sampling, temperature) == 4 && sizeof(pyl_sampling::temperature) == 4);
@@ -302,7 +309,13 @@ std::string layout_json() {
     field("type_k", offsetof(pyl_store_params, type_k), sizeof(pyl_store_params::type_k), false);
     field("type_v", offsetof(pyl_store_params, type_v), sizeof(pyl_store_params::type_v), false);
     field("swa_full", offsetof(pyl_store_params, swa_full), sizeof(pyl_store_params::swa_full), false);
-    field("deterministic", offsetof(pyl_store_params, deterministic), sizeof(pyl_store_params::deterministic), true);
+    field("deterministic", offsetof(pyl_store_params, deterministic), sizeof(pyl_store_params::deterministic), false);
+    field("n_ubatch", offsetof(pyl_store_params, n_ubatch), sizeof(pyl_store_params::n_ubatch), false);
+    field("n_rs_seq", offsetof(pyl_store_params, n_rs_seq), sizeof(pyl_store_params::n_rs_seq), false);
+    field("n_outputs", offsetof(pyl_store_params, n_outputs), sizeof(pyl_store_params::n_outputs), false);
+    field("kv_unified", offsetof(pyl_store_params, kv_unified), sizeof(pyl_store_params::kv_unified), false);
+    field("offload_kqv", offsetof(pyl_store_params, offload_kqv), sizeof(pyl_store_params::offload_kqv), false);
+    field("op_offload", offsetof(pyl_store_params, op_offload), sizeof(pyl_store_params::op_offload), true);
     out += ",\"pyl_pressure\":{\"size\":" + std::to_string(sizeof(pyl_pressure)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_pressure, struct_size), sizeof(pyl_pressure::struct_size), false);
     field("n_ctx", offsetof(pyl_pressure, n_ctx), sizeof(pyl_pressure::n_ctx), false);
@@ -320,7 +333,8 @@ std::string layout_json() {
     field("decode_s", offsetof(pyl_pressure, decode_s), sizeof(pyl_pressure::decode_s), false);
     field("sample_s", offsetof(pyl_pressure, sample_s), sizeof(pyl_pressure::sample_s), false);
     field("swa_full", offsetof(pyl_pressure, swa_full), sizeof(pyl_pressure::swa_full), false);
-    field("deterministic", offsetof(pyl_pressure, deterministic), sizeof(pyl_pressure::deterministic), true);
+    field("deterministic", offsetof(pyl_pressure, deterministic), sizeof(pyl_pressure::deterministic), false);
+    field("n_ubatch", offsetof(pyl_pressure, n_ubatch), sizeof(pyl_pressure::n_ubatch), true);
     out += ",\"pyl_sampling\":{\"size\":" + std::to_string(sizeof(pyl_sampling)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_sampling, struct_size), sizeof(pyl_sampling::struct_size), false);
     field("temperature", offsetof(pyl_sampling, temperature), sizeof(pyl_sampling::temperature), false);

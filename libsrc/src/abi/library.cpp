@@ -109,7 +109,7 @@ int32_t pyl_devices(pyl_text ** out) {
         need(out != nullptr, "out is NULL");
         std::string json = "[";
         for (const Device & d : main_engine().devices()) {
-            json += (json.size() > 1 ? "," : "") + ("{\"name\":" + json_quote(d.name)) + ",\"description\":" + json_quote(d.description) + ",\"kind\":" + json_quote(d.kind) +
+            json += (json.size() > 1 ? "," : "") + ("{\"name\":" + json_quote(d.name)) + ",\"description\":" + json_quote(d.description) + ",\"backend\":" + json_quote(d.backend) + ",\"kind\":" + json_quote(d.kind) +
                     ",\"total_bytes\":" + std::to_string(d.total_bytes) + ",\"free_bytes\":" + std::to_string(d.free_bytes) + "}";
         }
         *out = new_text(json + "]");

@@ -24,6 +24,29 @@ static void check_tokens(const Model & model, const int32_t * tokens, size_t n) 
     }
 }
 
+const Engine & engine_for(const std::string & path) {
+    if (path.starts_with("stub:")) return stub_engine();
+#if defined(PYL_WITH_LLAMA)
+    return llama_engine();
+#else
+    throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp (preset stub); it opens only \"stub:\" models");
+#endif
+}
+
+std::string path_text(const char * path, size_t n) {
+    need(path != nullptr || n == 0, "the path is NULL");
+    std::string out = n ? std::string(path, n) : std::string();
+    need(!out.empty() && out.find('\0') == std::string::npos, "the path is empty or holds a NUL byte");
+    return out;
+}
+
+ModelParams model_params_of(const pyl_model_params * given) {
+    pyl_model_params p;
+    pyl_model_params_init(&p);
+    if (given) p = read_struct(given, p);
+    return {p.n_gpu_layers, p.use_mmap != 0, p.vocab_only != 0};
+}
+
 static std::string_view text_of(const char * text, size_t n) {
     need(text != nullptr || n == 0, "the text is NULL");
     return n ? std::string_view(text, n) : std::string_view();
@@ -40,19 +63,9 @@ void pyl_model_params_init(pyl_model_params * params) {
 int32_t pyl_model_open(pyl_model ** out, const char * path, size_t n_path, const pyl_model_params * params) {
     return guarded([&] {
         need(out != nullptr, "out is NULL");
-        const std::string file(text_of(path, n_path));
-        need(!file.empty() && file.find('\0') == std::string::npos, "the path is empty or holds a NUL byte");
-        pyl_model_params p;
-        pyl_model_params_init(&p);
-        if (params) p = read_struct(params, p);
-        const bool is_stub = file.starts_with("stub:");
-#if defined(PYL_WITH_LLAMA)
-        const Engine & engine = is_stub ? stub_engine() : llama_engine();
-#else
-        if (!is_stub) throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp (preset stub); it opens only \"stub:\" models");
-        const Engine & engine = stub_engine();
-#endif
-        *out = models().add(open_shared(engine, file, {p.n_gpu_layers, p.use_mmap != 0, p.vocab_only != 0}));
+        const std::string file = path_text(path, n_path);
+        const ModelParams p = model_params_of(params);
+        *out = models().add(open_shared(engine_for(file), file, p));
     });
 }
 

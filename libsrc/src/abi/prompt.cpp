@@ -3,6 +3,7 @@
 #include "abi/guard.hpp"
 #include "abi/handles.hpp"
 #include "core/cpu.hpp"
+#include "core/memory.hpp"
 #include "core/json.hpp"
 
 namespace pyl {
@@ -77,20 +78,30 @@ void pyl_projector_params_init(pyl_projector_params * params) {
     if (params) *params = {sizeof(pyl_projector_params), 0, 0, PYL_FLASH_ATTN_AUTO, 0, 0, 0};
 }
 
+static ProjectorParams projector_params_of(const pyl_projector_params * given) {
+    pyl_projector_params p;
+    pyl_projector_params_init(&p);
+    if (given) p = read_struct(given, p);
+    need(p.n_threads <= 512, "n_threads must be at most 512");
+    need(p.flash_attn >= PYL_FLASH_ATTN_AUTO && p.flash_attn <= PYL_FLASH_ATTN_OFF, "flash_attn is none of PYL_FLASH_ATTN_*");
+    need(p.image_min_tokens <= 65536 && p.image_max_tokens <= 65536 && (p.image_max_tokens == 0 || p.image_min_tokens <= p.image_max_tokens), "image_min_tokens and image_max_tokens must be at most 65536, and in order");
+    return {p.n_threads ? p.n_threads : usable_cores(), p.use_gpu != 0, p.flash_attn, p.image_min_tokens, p.image_max_tokens, p.cache_bytes};
+}
+
 int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const char * path, size_t n_path, const pyl_projector_params * params) {
     return guarded([&] {
         need(out != nullptr, "out is NULL");
         const auto found = model_of(model);
-        need(path != nullptr && n_path > 0, "the path is empty");
-        const std::string file(path, n_path);
-        need(file.find('\0') == std::string::npos, "the path holds a NUL byte");
-        pyl_projector_params p;
-        pyl_projector_params_init(&p);
-        if (params) p = read_struct(params, p);
-        need(p.n_threads <= 512, "n_threads must be at most 512");
-        need(p.flash_attn >= PYL_FLASH_ATTN_AUTO && p.flash_attn <= PYL_FLASH_ATTN_OFF, "flash_attn is none of PYL_FLASH_ATTN_*");
-        need(p.image_min_tokens <= 65536 && p.image_max_tokens <= 65536 && (p.image_max_tokens == 0 || p.image_min_tokens <= p.image_max_tokens), "image_min_tokens and image_max_tokens must be at most 65536, and in order");
-        *out = projectors().add(found->open_projector(found, file, {p.n_threads ? p.n_threads : usable_cores(), p.use_gpu != 0, p.flash_attn, p.image_min_tokens, p.image_max_tokens, p.cache_bytes}));
+        const std::string file = path_text(path, n_path);
+        *out = projectors().add(found->open_projector(found, file, projector_params_of(params)));
+    });
+}
+
+int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height) {
+    return guarded([&] {
+        need(out != nullptr, "out is NULL");
+        const std::string file = path_text(path, n_path);
+        *out = new_text(memory_json(engine_for(file).projector_dry_run(file, projector_params_of(params), width, height)));
     });
 }
 

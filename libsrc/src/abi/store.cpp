@@ -3,6 +3,7 @@
 #include "abi/guard.hpp"
 #include "abi/handles.hpp"
 #include "core/cpu.hpp"
+#include "core/memory.hpp"
 #include "core/saved.hpp"
 
 namespace pyl {
@@ -41,6 +42,12 @@ static ContextParams context_params_of(const pyl_store_params & p, const pyl_mod
     out.type_v = p.type_v;
     out.swa_full = p.swa_full != 0 || info.n_swa <= 0;
     out.deterministic = p.deterministic != 0;
+    out.n_ubatch = p.n_ubatch ? p.n_ubatch : out.n_batch;
+    out.n_rs_seq = p.n_rs_seq;
+    out.n_outputs = p.n_outputs ? p.n_outputs : out.n_seq_max;
+    out.kv_unified = p.kv_unified != 0;
+    out.offload_kqv = p.offload_kqv != 0;
+    out.op_offload = p.op_offload != 0;
     need(out.n_ctx > 0 && out.n_ctx <= INT32_MAX, "n_ctx must be in 1..2147483647 (the model declares no context to take instead)");
     need(out.n_seq_max <= 256, "n_branches must be in 1..256");
     need(out.n_batch <= 65536, "n_batch must be at most 65536");
@@ -49,6 +56,9 @@ static ContextParams context_params_of(const pyl_store_params & p, const pyl_mod
     for (const int32_t type : {p.type_k, p.type_v}) need(type >= PYL_KV_F16 && type <= PYL_KV_IQ4_NL, "a KV type is none of PYL_KV_*");
     need(p.type_v < PYL_KV_Q8_0 || p.flash_attn != PYL_FLASH_ATTN_OFF, "a quantised V cache needs flash attention");
     if (out.n_batch < out.n_seq_max) throw Error(PYL_E_INVALID, "n_batch is smaller than n_branches: one tick must fit one dispatch").numbers(out.n_seq_max, out.n_batch);
+    if (out.n_ubatch > out.n_batch || out.n_ubatch < out.n_seq_max) throw Error(PYL_E_INVALID, "n_ubatch must be in n_branches..n_batch").numbers(out.n_ubatch, out.n_batch);
+    if (out.n_outputs > out.n_batch || out.n_outputs < out.n_seq_max) throw Error(PYL_E_INVALID, "n_outputs must be in n_branches..n_batch").numbers(out.n_outputs, out.n_batch);
+    need(out.n_rs_seq <= 64, "n_rs_seq must be at most 64");
     return out;
 }
 
@@ -57,16 +67,20 @@ static ContextParams context_params_of(const pyl_store_params & p, const pyl_mod
 using namespace pyl;
 
 void pyl_store_params_init(pyl_store_params * params) {
-    if (params) *params = {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1, 0};
+    if (params) *params = {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1, 0, 0, 0, 0, 1, 1, 1};
+}
+
+static pyl_store_params store_params_of(const pyl_store_params * given) {
+    pyl_store_params p;
+    pyl_store_params_init(&p);
+    return given ? read_struct(given, p) : p;
 }
 
 int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params) {
     return guarded([&] {
         need(out != nullptr, "out is NULL");
         const auto found = model_of(model);
-        pyl_store_params p;
-        pyl_store_params_init(&p);
-        if (params) p = read_struct(params, p);
+        const pyl_store_params p = store_params_of(params);
         *out = stores().add(std::make_shared<Store>(found, context_params_of(p, found->info())));
     });
 }
@@ -85,6 +99,23 @@ int32_t pyl_store_cancel(pyl_store * store) {
 
 int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out) {
     return guarded([&] { write_struct(out, store_of(store)->pressure()); });
+}
+
+int32_t pyl_store_memory(pyl_store * store, pyl_text ** out) {
+    return in_store(store, [&](Store & s) {
+        need(out != nullptr, "out is NULL");
+        *out = new_text(memory_json(s.memory(), false));
+    });
+}
+
+int32_t pyl_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_model_params * model_params, const pyl_store_params * store_params) {
+    return guarded([&] {
+        need(out != nullptr, "out is NULL");
+        const std::string file = path_text(path, n_path);
+        const ModelParams m = model_params_of(model_params);
+        const pyl_store_params p = store_params_of(store_params);
+        *out = new_text(memory_json(engine_for(file).dry_run(file, m, [&](const pyl_model_info & info) { return context_params_of(p, info); }), true));
+    });
 }
 
 uint64_t pyl_store_epoch(const pyl_store * store) {

@@ -25,6 +25,7 @@ void log_add(LogLevel level, std::string_view text, bool continues) {
     if (continues) level = last_level;
     last_level = level;
     if (capture && level >= LogLevel::warning) capture->text_ += text;
+    if (capture && capture->is_quiet_) return;
     if (static_cast<int>(level) < lowest.load(std::memory_order_relaxed)) return;
     while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
     static constexpr std::array names{"", "DEBUG", "INFO", "WARNING", "ERROR", ""};
@@ -58,7 +59,7 @@ std::string log_drain(uint64_t & dropped) {
     return out;
 }
 
-LogCapture::LogCapture() : outer_(capture) { capture = this; }
+LogCapture::LogCapture(bool is_quiet) : outer_(capture), is_quiet_(is_quiet || (outer_ && outer_->is_quiet_)) { capture = this; }
 LogCapture::~LogCapture() { capture = outer_; }
 
 std::string LogCapture::words(std::string_view otherwise) const {

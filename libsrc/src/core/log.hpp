@@ -17,7 +17,8 @@ std::string log_drain(uint64_t & dropped);
 // While one is alive, warnings and errors logged by this thread are also kept for the message of an exception.
 class LogCapture {
 public:
-    LogCapture();
+    // A quiet one keeps all to itself: for what is tried and may fail.
+    explicit LogCapture(bool is_quiet = false);
     ~LogCapture();
     LogCapture(const LogCapture &) = delete;
     LogCapture & operator=(const LogCapture &) = delete;
@@ -28,6 +29,7 @@ private:
     friend void log_add(LogLevel, std::string_view, bool);
     std::string text_;
     LogCapture * outer_;
+    bool is_quiet_;
 };
 
 }  // namespace pyl

@@ -102,10 +102,10 @@ void Store::decode_prompts(std::span<PromptItem> items) {
         if (prompt.model() != model_) throw Error(PYL_E_PROJECTOR, "the prompt was laid out for another model than this store's").at(i);
         if (!prompt.is_decodable()) throw Error(PYL_E_INVALID, "the prompt holds a placeholder: it can be counted, not decoded").at(i);
         const pyl_quote quote = prompt.quote();
-        if (quote.max_rows > params_.n_batch) {
-            throw Error(PYL_E_INVALID, "a stretch of " + std::to_string(quote.max_rows) + " rows, which see each other or share positions, must fit one dispatch; n_batch is " + std::to_string(params_.n_batch))
+        if (quote.max_rows > params_.n_ubatch) {
+            throw Error(PYL_E_INVALID, "a stretch of " + std::to_string(quote.max_rows) + " rows, which see each other or share positions, must be computed at once; " + (params_.n_ubatch < params_.n_batch ? "n_ubatch" : "n_batch") + " is " + std::to_string(params_.n_ubatch))
                 .at(i)
-                .numbers(quote.max_rows, params_.n_batch);
+                .numbers(quote.max_rows, params_.n_ubatch);
         }
         for (const Segment & segment : prompt.segments()) {
             for (const Token token : segment.tokens) need_known(token, i);

@@ -25,6 +25,7 @@ Store::Store(std::shared_ptr<const Model> model, const ContextParams & params)
     live_.struct_size = sizeof live_;
     live_.n_ctx = context_->n_ctx();
     live_.n_batch = params.n_batch;
+    live_.n_ubatch = params.n_ubatch;
     live_.n_threads = params.n_threads;
     live_.flash_attn = context_->flash_attn();
     live_.swa_full = params.swa_full;
@@ -85,6 +86,12 @@ void Store::publish() {
     const std::scoped_lock lock(published_mutex_);
     live_.is_draining = is_closed_;  // inside the lock: a drain that begins now must not be unsaid by what was read before it
     published_ = live_;
+}
+
+Memory Store::memory() const {
+    Memory out = context_->memory();
+    out.n_outputs = params_.n_outputs;
+    return out;
 }
 
 pyl_pressure Store::pressure() const {

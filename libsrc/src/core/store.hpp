@@ -94,6 +94,7 @@ public:
     pyl_pressure pressure() const;
     uint64_t epoch() const { return is_drained_ ? 0 : epoch_.load(); }
 
+    Memory memory() const;
     pyl_branch create(Pos start_pos, const SamplingParams & sampling, uint64_t seed);
     void fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds);
     void prune(std::span<const pyl_branch> branches);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,6 +74,46 @@ struct ContextParams {
     int32_t flash_attn, type_k, type_v;
     bool swa_full;
     bool deterministic = false;  // the kernel's affair: one sequence a dispatch
+    uint32_t n_ubatch = 0, n_rs_seq = 0, n_outputs = 0;
+    bool kv_unified = true, offload_kqv = true, op_offload = true;
+};
+
+// What an engine has allocated, or would.
+// Buffers of one type.
+struct MemoryRow {
+    std::string device, buffer;
+    bool is_host = true;
+    uint64_t model_bytes = 0, context_bytes = 0, compute_bytes = 0;
+};
+
+// One attention cache; a model may have several.
+struct CacheRow {
+    std::string name;
+    uint64_t cells = 0, streams = 0, bytes = 0;
+};
+
+struct Memory {
+    uint32_t n_ctx = 0, n_ctx_seq = 0, n_batch = 0, n_ubatch = 0, n_seq_max = 0, n_rs_seq = 0, n_outputs = 0;
+    bool flash_attn = true, kv_unified = true;
+    uint64_t recurrent_bytes = 0, output_bytes = 0;
+    std::vector<CacheRow> caches;
+    std::vector<MemoryRow> rows;
+    std::optional<std::string> refusal;  // of a dry run: why a store would not be opened
+};
+
+struct EncoderRow {
+    std::string kind;
+    int32_t width = 0, height = 0;
+    uint64_t compute_bytes = 0;
+};
+struct ProjectorRow {
+    std::string device;
+    uint64_t weights_bytes = 0, compute_bytes = 0;
+};
+
+struct ProjectorMemory {
+    std::vector<EncoderRow> encoders;
+    std::vector<ProjectorRow> rows;
 };
 
 // One KV cache. Sequences are 0..n_seq_max-1. Not thread-safe.
@@ -81,6 +122,7 @@ public:
     virtual ~Context() = default;
     virtual uint32_t n_ctx() const = 0;
     virtual int32_t flash_attn() const = 0;
+    virtual Memory memory() const = 0;
     // 0 ok; 1 no room and -1 invalid: undone, earlier logits still stand; 2 aborted and < -1 fatal: rows may have landed.
     virtual int32_t decode(const Batch & batch) = 0;
     virtual int32_t decode_rows(const RowBatch & batch) = 0;  // the same codes
@@ -117,6 +159,7 @@ struct ModelParams {
     int32_t n_gpu_layers = 0;
     bool use_mmap = true;
     bool vocab_only = false;
+    bool no_alloc = false;  // for a dry run: no weights, and nothing but the layout can be asked for
     auto operator<=>(const ModelParams &) const = default;
 };
 
@@ -191,7 +234,7 @@ public:
 };
 
 struct Device {
-    std::string name, description, kind;
+    std::string name, description, backend, kind;
     uint64_t total_bytes, free_bytes;
 };
 
@@ -207,6 +250,10 @@ struct Engine {
     std::shared_ptr<Model> (*open)(const std::string & path, const ModelParams & params);
     std::string (*chat_parse)(std::string_view request);
     std::string (*schema_to_gbnf)(std::string_view schema);
+    // What opening a store would allocate; its params are asked for once the model is known.
+    Memory (*dry_run)(const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context);
+    // A picture's size as the encoder gets it, or 0 and 0.
+    ProjectorMemory (*projector_dry_run)(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height);
 };
 
 const Engine & stub_engine();

@@ -3,8 +3,10 @@
 #include <system_error>
 #include <thread>
 
+#include "core/cpu.hpp"
 #include "core/saved.hpp"
 #include "engine/llama/llama_parts.hpp"
+#include "engine/llama/pretend.hpp"
 #include "ggml-cpu.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-iswa.h"
@@ -40,18 +42,19 @@ llama_kv_cache * window_of(llama_memory_t memory) {
 
 class LlamaContext final : public Context {
 public:
-    LlamaContext(LlamaRun run, const ContextParams & params, int32_t flash_attn)
-        : run_(std::move(run)), flash_attn_(flash_attn), n_seq_max_(params.n_seq_max), n_vocab_(static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(run_.context.get()))))) {
+    LlamaContext(LlamaRun run, const ContextParams & params, int32_t flash_attn, uint64_t output_bytes)
+        : run_(std::move(run)), flash_attn_(flash_attn), output_bytes_(output_bytes), n_seq_max_(params.n_seq_max), n_vocab_(static_cast<size_t>(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(run_.context.get()))))) {
         live_counts().contexts++;
         one_.assign(params.n_batch, 1);
         seq_at_.resize(params.n_batch);
-        if (!params.swa_full) window_ = window_of(memory());
+        if (!params.swa_full) window_ = window_of(engine_memory());
         if (window_ && window_->get_size() >= n_ctx()) window_ = nullptr;  // holds all there can be: nothing has to go
     }
     ~LlamaContext() override { live_counts().contexts--; }
 
     uint32_t n_ctx() const override { return llama_n_ctx(run_.context.get()); }
     int32_t flash_attn() const override { return flash_attn_; }
+    Memory memory() const override { return memory_of(run_.context.get(), flash_attn_, output_bytes_); }
 
     int32_t decode(const Batch & batch) override {
         Batch & rows = const_cast<Batch &>(batch);  // the engine's struct is not const-correct; it only reads
@@ -91,9 +94,9 @@ public:
     }
     const float * logits(size_t i) const override { return logits_ + i * n_vocab_; }
 
-    void seq_copy(Seq from, Seq to) override { llama_memory_seq_cp(memory(), from, to, -1, -1); }
-    void seq_remove(Seq seq) override { llama_memory_seq_rm(memory(), seq, -1, -1); }
-    void seq_keep(Seq seq) override { llama_memory_seq_keep(memory(), seq); }
+    void seq_copy(Seq from, Seq to) override { llama_memory_seq_cp(engine_memory(), from, to, -1, -1); }
+    void seq_remove(Seq seq) override { llama_memory_seq_rm(engine_memory(), seq, -1, -1); }
+    void seq_keep(Seq seq) override { llama_memory_seq_keep(engine_memory(), seq); }
 
     std::string seq_save(Seq seq) const override {
         const LogCapture log;
@@ -115,7 +118,7 @@ public:
     }
 
 private:
-    llama_memory_t memory() const { return llama_get_memory(run_.context.get()); }
+    llama_memory_t engine_memory() const { return llama_get_memory(run_.context.get()); }
 
     // Before the engine looks for room, never after it found none: it would then cut the dispatch into several, and while planning
     // the second let go of cells that the first can still see, which it does not take back. Its answer would be 0, and wrong.
@@ -142,6 +145,7 @@ private:
 
     LlamaRun run_;
     int32_t flash_attn_;
+    uint64_t output_bytes_;
     uint32_t n_seq_max_;
     llama_kv_cache * window_ = nullptr;  // where it has to be trimmed
     size_t window_held_ = 0;             // cells of it, by positions, shared ones counted for each sequence: of text, never less than there are
@@ -154,17 +158,21 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params) {
+llama_context_params llama_params_of(const LlamaModel & model, const ContextParams & params) {
     llama_context_params p = llama_context_default_params();
     // The engine cuts n_batch down to the n_ctx it is given, and only then rounds that up; a dispatch between the two would abort.
     p.n_ctx = (params.n_ctx + 255) / 256 * 256;
-    p.n_batch = p.n_ubatch = params.n_batch;
+    p.n_batch = params.n_batch;
+    p.n_ubatch = params.n_ubatch;
     p.n_seq_max = params.n_seq_max;
-    p.n_outputs_max = params.n_seq_max;  // one row of logits a branch; 0 would size the buffers for n_batch of them
+    p.n_rs_seq = params.n_rs_seq;
+    p.n_outputs_max = params.n_outputs;  // 0 would size the buffers for n_batch of them
     p.n_threads = p.n_threads_batch = static_cast<int32_t>(params.n_threads);
     p.type_k = ggml_type_of(params.type_k);
     p.type_v = ggml_type_of(params.type_v);
-    p.kv_unified = true;  // otherwise a fork would copy cells, and a partial copy aborts
+    p.kv_unified = params.kv_unified;
+    p.offload_kqv = params.offload_kqv;
+    p.op_offload = params.op_offload;
     p.swa_full = params.swa_full;
     const llama_hparams & hparams = model.raw()->hparams;
     // A head that is no whole number of blocks aborts the engine or makes it compute NaN, unless flash attention happens to take it.
@@ -176,19 +184,43 @@ std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const Cont
             if (width % block != 0) throw Error(PYL_E_UNSUPPORTED, "a " + std::string(kv_name(type)) + " cache stores blocks of " + std::to_string(block) + ", and this model's heads are " + std::to_string(width) + " wide");
         }
     }
-    int32_t flash = params.flash_attn;
-    LlamaRun run = open_llama_run(model, p, flash);
-    llama_context * context = run.context.get();
+    // Where the engine keeps its books of cells in plain vectors, too many of them would end the process, not the call.
+    const uint64_t books = uint64_t{48} * p.n_ctx, available = available_memory_bytes();
+    if (available > 0 && books > available) {
+        throw Error(PYL_E_OUT_OF_MEMORY, "the engine's books of " + std::to_string(p.n_ctx) + " cells alone take " + std::to_string(books) + " bytes, and " + std::to_string(available) + " are free")
+            .numbers(static_cast<int64_t>(books), static_cast<int64_t>(available));
+    }
+    return p;
+}
+
+static void need_unified(const ContextParams & params) {
+    if (!params.kv_unified) throw Error(PYL_E_UNSUPPORTED, "kv_unified = 0: a fork would copy cells, and a partial copy aborts the engine");
+}
+
+void need_forkable(const LlamaModel & model, const ContextParams & params, llama_context * context, int32_t flash) {
     if (!llama_get_memory(context)) throw Error(PYL_E_UNSUPPORTED, "this model keeps no memory between decodes, so there is nothing to fork");
-    if (!hparams.causal_attn) throw Error(PYL_E_UNSUPPORTED, "this model's attention is not causal: cut into dispatches, a text would get other logits than in one");
+    need_unified(params);
+    if (!model.raw()->hparams.causal_attn) throw Error(PYL_E_UNSUPPORTED, "this model's attention is not causal: cut into dispatches, a text would get other logits than in one");
     if (llama_n_batch(context) < std::min(params.n_batch, llama_n_ctx(context))) throw Error(PYL_E_INTERNAL, "the engine opened the context with a smaller n_batch than asked for");
     if (!params.swa_full && model.info().n_swa > 0 && !window_of(llama_get_memory(context))) {
         throw Error(PYL_E_UNSUPPORTED, "swa_full = 0: this model's sliding-window cache cannot be trimmed, so forks would fill it for good");
     }
+    if (const llama_kv_cache * window = params.swa_full ? nullptr : window_of(llama_get_memory(context)); window && window->get_size() < llama_n_ctx(context) && llama_n_ubatch(context) < llama_n_batch(context)) {
+        throw Error(PYL_E_UNSUPPORTED, "swa_full = 0 needs an n_ubatch of n_batch: the engine would let go of cells that a later part of the same dispatch can see").numbers(llama_n_batch(context), llama_n_ubatch(context));
+    }
     if (params.deterministic && flash == PYL_FLASH_ATTN_OFF && !model.info().is_recurrent) {
         throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs flash attention: without it the engine sums over all cells of the cache, and where a branch's lie depends on the others");
     }
-    return std::make_unique<LlamaContext>(std::move(run), params, flash);
+}
+
+std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params) {
+    const llama_context_params p = llama_params_of(model, params);
+    need_unified(params);  // before anything is allocated
+    int32_t flash = params.flash_attn;
+    const BufferScope watch(BufferScope::Mode::real);
+    LlamaRun run = open_llama_run(model, p, flash);
+    need_forkable(model, params, run.context.get(), flash);
+    return std::make_unique<LlamaContext>(std::move(run), params, flash, output_bytes_of(watch));
 }
 
 // The engine aborts when it cannot start its threads, so they are started here first.
@@ -212,27 +244,32 @@ static void check_threads(int32_t n) {
     }
 }
 
-LlamaRun open_llama_run(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
+std::unique_ptr<llama_context, FreeContext> init_llama_context(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
     p.no_perf = true;
-    check_threads(p.n_threads);
     const LogCapture log;
     for (const int32_t flash : {PYL_FLASH_ATTN_ON, PYL_FLASH_ATTN_OFF}) {
         if (flash_attn != PYL_FLASH_ATTN_AUTO && flash_attn != flash) continue;
         p.flash_attn_type = flash == PYL_FLASH_ATTN_ON ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
-        LlamaRun run;
-        run.context.reset(llama_init_from_model(model.raw(), p));
-        if (!run.context) continue;
-        // One pool for the life of the context (without one the engine starts threads for every dispatch); idle threads sleep.
-        ggml_threadpool_params pool = ggml_threadpool_params_default(p.n_threads);
-        pool.poll = 0;
-        run.pool.reset(ggml_threadpool_new(&pool));
-        llama_attach_threadpool(run.context.get(), run.pool.get(), run.pool.get());
+        std::unique_ptr<llama_context, FreeContext> context(llama_init_from_model(model.raw(), p));
+        if (!context) continue;
         flash_attn = flash;
-        return run;
+        return context;
     }
     const std::string words = log.words("the engine gave no reason");
     const bool memory = words.find("alloc") != std::string::npos;
     throw Error(memory ? PYL_E_OUT_OF_MEMORY : PYL_E_UNSUPPORTED, "the engine cannot open a context of " + std::to_string(p.n_ctx) + " cells: " + words);
+}
+
+LlamaRun open_llama_run(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
+    check_threads(p.n_threads);
+    LlamaRun run;
+    run.context = init_llama_context(model, p, flash_attn);
+    // One pool for the life of the context (without one the engine starts threads for every dispatch); idle threads sleep.
+    ggml_threadpool_params pool = ggml_threadpool_params_default(p.n_threads);
+    pool.poll = 0;
+    run.pool.reset(ggml_threadpool_new(&pool));
+    llama_attach_threadpool(run.context.get(), run.pool.get(), run.pool.get());
+    return run;
 }
 
 void FreeContext::operator()(llama_context * context) const { llama_free(context); }

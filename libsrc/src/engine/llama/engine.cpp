@@ -4,6 +4,7 @@
 
 #include "core/cpu.hpp"
 #include "engine/llama/llama_parts.hpp"
+#include "engine/llama/pretend.hpp"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "log.h"
@@ -24,6 +25,7 @@ void start() {
         llama_log_set(take_log, nullptr);
         mtmd_log_set(take_log, nullptr);
         llama_backend_init();
+        watch_buffers();
     });
 }
 
@@ -77,25 +79,41 @@ std::vector<Device> devices() {
         const char * kind = props.type == GGML_BACKEND_DEVICE_TYPE_CPU ? "cpu" : props.type == GGML_BACKEND_DEVICE_TYPE_GPU ? "gpu" : props.type == GGML_BACKEND_DEVICE_TYPE_IGPU ? "igpu" : "accel";
         uint64_t free_bytes = props.memory_free;
         if (props.type == GGML_BACKEND_DEVICE_TYPE_CPU && free_bytes == props.memory_total) free_bytes = available_memory_bytes();  // the engine does not measure it
-        out.push_back({props.name, props.description ? props.description : "", kind, props.memory_total, free_bytes});
+        out.push_back({props.name, props.description ? props.description : "", ggml_backend_reg_name(ggml_backend_dev_backend_reg(ggml_backend_dev_get(i))), kind, props.memory_total, free_bytes});
     }
     return out;
 }
 
-std::shared_ptr<Model> open(const std::string & path, const ModelParams & params) {
-    start();
+void need_cpu() {
     std::string missing;
     for (const Feature & f : features()) {
         if (f.is_used && !f.is_here) (missing += missing.empty() ? "" : ", ") += f.name;
     }
     if (!missing.empty()) throw Error(PYL_E_UNSUPPORTED, "this library was compiled to use " + missing + ", which this CPU lacks; build it here (preset native) or use the portable one (preset cpu)");
+}
+
+std::shared_ptr<Model> open(const std::string & path, const ModelParams & params) {
+    start();
+    need_cpu();
     return std::make_shared<LlamaModel>(path, params);
+}
+
+Memory dry_run(const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context) {
+    start();
+    need_cpu();
+    return llama_dry_run(path, params, context);
+}
+
+ProjectorMemory projector_dry_run(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height) {
+    start();
+    need_cpu();
+    return llama_projector_dry_run(path, params, width, height);
 }
 
 }  // namespace
 
 const Engine & llama_engine() {
-    static const Engine engine{info, devices, open, llama_chat_parse, llama_schema_to_gbnf};
+    static const Engine engine{info, devices, open, llama_chat_parse, llama_schema_to_gbnf, dry_run, projector_dry_run};
     return engine;
 }
 

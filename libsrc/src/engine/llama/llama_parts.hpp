@@ -45,6 +45,7 @@ public:
     std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override;
 
     llama_model * raw() const { return model_.get(); }
+    void need_decoder() const;  // or PYL_E_UNSUPPORTED
     const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
 
 private:
@@ -62,6 +63,8 @@ private:
 
 // Opens nothing the engine would only half explain; PYL_E_IO or PYL_E_FORMAT.
 void check_gguf_file(const std::string & path);
+// The same for a projector, and that it is whole; PYL_E_PROJECTOR when it is none.
+void check_projector_file(const std::string & path);
 
 struct FreeContext {
     void operator()(llama_context * context) const;
@@ -74,8 +77,16 @@ struct LlamaRun {
     std::unique_ptr<ggml_threadpool, FreePool> pool;
     std::unique_ptr<llama_context, FreeContext> context;
 };
-// `flash_attn` is what was asked for, and afterwards what it is.
+// The context alone, for looking at. `flash_attn` is what was asked for, and afterwards what it is.
+std::unique_ptr<llama_context, FreeContext> init_llama_context(const LlamaModel & model, llama_context_params params, int32_t & flash_attn);
 LlamaRun open_llama_run(const LlamaModel & model, llama_context_params params, int32_t & flash_attn);
+// The engine's params, or a refusal of what would abort it.
+llama_context_params llama_params_of(const LlamaModel & model, const ContextParams & params);
+// Refuses a context that the engine can make and a store cannot be right on.
+void need_forkable(const LlamaModel & model, const ContextParams & params, llama_context * context, int32_t flash_attn);
+Memory memory_of(const llama_context * context, int32_t flash_attn, uint64_t output_bytes);
+Memory llama_dry_run(const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context);
+ProjectorMemory llama_projector_dry_run(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height);
 std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params);
 std::unique_ptr<EmbedContext> open_llama_embedder(const LlamaModel & model, const EmbedderParams & params);
 // Text or tokens that wake a lazy grammar; a pattern's first group, or else its match, is where the grammar begins.

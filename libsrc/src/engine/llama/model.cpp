@@ -66,10 +66,11 @@ static uint8_t flags_of(const llama_vocab * vocab, Token token) {
 
 LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : params_(params), name_(path_of(path).filename().string()) {
     check_gguf_file(path);
-    fingerprint_ = fingerprint_of(path);
+    fingerprint_ = params.no_alloc ? 0 : fingerprint_of(path);
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers = params.n_gpu_layers;
-    p.load_mode = params.use_mmap ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
+    p.no_alloc = params.no_alloc;
+    p.load_mode = params.use_mmap && !params.no_alloc ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
     p.vocab_only = params.vocab_only;
     const LogCapture log;
     model_.reset(llama_model_load_from_file(path.c_str(), p));
@@ -95,6 +96,7 @@ LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : p
         info_.has_encoder = llama_model_has_encoder(m), info_.has_decoder = llama_model_has_decoder(m);
         info_.n_params = llama_model_n_params(m), info_.n_bytes = llama_model_size(m);
     }
+    if (params.no_alloc) return;
     if (info_.vocab_type != PYL_VOCAB_NONE) {
         for (Token t = 0; t < info_.n_vocab; t++) flags_.push_back(flags_of(v, t));
     } else {
@@ -104,7 +106,7 @@ LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : p
 }
 
 LlamaModel::~LlamaModel() {
-    if (model_) live_counts().weights--;
+    if (model_ && !params_.no_alloc) live_counts().weights--;
 }
 
 // The engine's two-step string calls: the length first, then the text.
@@ -185,9 +187,13 @@ std::unique_ptr<EmbedContext> LlamaModel::open_embedder(const EmbedderParams & p
     return open_llama_embedder(*this, params);
 }
 
-std::unique_ptr<Context> LlamaModel::open(const ContextParams & params) const {
+void LlamaModel::need_decoder() const {
     if (params_.vocab_only) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
     if (info_.has_encoder || !info_.has_decoder || llama_model_is_diffusion(raw())) throw Error(PYL_E_UNSUPPORTED, "a store needs a decoder-only model; this one is not");
+}
+
+std::unique_ptr<Context> LlamaModel::open(const ContextParams & params) const {
+    need_decoder();
     return open_llama_context(*this, params);
 }
 

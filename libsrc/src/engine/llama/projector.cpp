@@ -58,6 +58,12 @@ ProjectorHeader read_header(const std::string & path) {
     return out;
 }
 
+}  // namespace
+
+void check_projector_file(const std::string & path) { read_header(path); }
+
+namespace {
+
 class LlamaProjector;
 
 // Encoded rows by content, the least recently used first to go.

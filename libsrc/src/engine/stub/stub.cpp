@@ -62,10 +62,20 @@ Options parse_options(std::string_view text) {
     return options;
 }
 
+constexpr const char * kv_unified_words = "kv_unified = 0: branches share cells";
+
 uint64_t mix(uint64_t x) {
     x = (x ^ (x >> 33)) * 0xFF51AFD7ED558CCDull;
     x = (x ^ (x >> 33)) * 0xC4CEB9FE1A85EC53ull;
     return x ^ (x >> 33);
+}
+
+// Its cells and rows are no engine's buffers: nothing to tell but the shape.
+Memory stub_memory(const ContextParams & params) {
+    Memory out;
+    out.n_ctx = out.n_ctx_seq = params.n_ctx, out.n_batch = params.n_batch, out.n_ubatch = params.n_ubatch, out.n_seq_max = params.n_seq_max;
+    out.n_outputs = params.n_outputs, out.flash_attn = params.flash_attn != PYL_FLASH_ATTN_OFF, out.kv_unified = params.kv_unified;
+    return out;
 }
 
 class StubContext final : public Context {
@@ -75,6 +85,7 @@ public:
 
     uint32_t n_ctx() const override { return params_.n_ctx; }
     int32_t flash_attn() const override { return params_.flash_attn == PYL_FLASH_ATTN_OFF ? PYL_FLASH_ATTN_OFF : PYL_FLASH_ATTN_ON; }
+    Memory memory() const override { return stub_memory(params_); }
 
     int32_t decode(const Batch & batch) override {
         const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(options_.spin_us);
@@ -356,16 +367,20 @@ public:
     std::unique_ptr<Grammar> chat_grammar(std::string_view) const override { throw Error(PYL_E_UNSUPPORTED, "the stub model has no chat template"); }
     std::string chat_render(std::string_view) const override { throw Error(PYL_E_TEMPLATE, "the stub model has no chat template"); }
     std::unique_ptr<Context> open(const ContextParams & params) const override {
-        if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
+        need_weights();
+        if (!params.kv_unified) throw Error(PYL_E_UNSUPPORTED, kv_unified_words);
         return std::make_unique<StubContext>(options_, params);
     }
     std::unique_ptr<EmbedContext> open_embedder(const EmbedderParams & params) const override {
-        if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
+        need_weights();
         return std::make_unique<StubEmbedder>(options_, params.pooling);
     }
     std::shared_ptr<Projector> open_projector(std::shared_ptr<const Model> self, const std::string & path, const ProjectorParams &) const override {
         if (path != "stub:") throw Error(PYL_E_PROJECTOR, "the stub model has the projector \"stub:\" and no other");
         return std::make_shared<StubProjector>(options_, std::move(self));
+    }
+    void need_weights() const {
+        if (vocab_only_) throw Error(PYL_E_UNSUPPORTED, "the model was opened with vocab_only: it has no weights to run");
     }
     size_t n_sections() const override { return options_.mrope ? 4 : 1; }
     ModelIdentity identity() const override { return {"stub 1", "stub of " + std::to_string(options_.n_vocab), static_cast<uint64_t>(options_.n_vocab)}; }
@@ -385,6 +400,18 @@ const Engine & stub_engine() {
         [](const std::string & path, const ModelParams & params) -> std::shared_ptr<Model> { return std::make_shared<StubModel>(parse_options(std::string_view(path).substr(5)), params.vocab_only); },
         [](std::string_view) -> std::string { throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp, which parses chat output"); },
         [](std::string_view) -> std::string { throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp, which makes grammars of schemas"); },
+        [](const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context) {
+            const StubModel model(parse_options(std::string_view(path).substr(5)), params.vocab_only);
+            model.need_weights();
+            const ContextParams c = context(model.info());
+            Memory out = stub_memory(c);
+            if (!c.kv_unified) out.refusal = kv_unified_words;
+            return out;
+        },
+        [](const std::string & path, const ProjectorParams &, uint32_t, uint32_t) {
+            if (path != "stub:") throw Error(PYL_E_PROJECTOR, "the stub engine has the projector \"stub:\" and no other");
+            return ProjectorMemory{};
+        },
     };
     return engine;
 }

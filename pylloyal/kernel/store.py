@@ -352,7 +352,10 @@ class Store(Handle):
         NoLeaseError
             No branch is left to fork into.
         """
-        lists = [self._encoded(prompt, source is None or source.position == 0) for prompt in prompts]
+        if source is not None:
+            self._own(source)
+        is_start = source is None or source.position == 0
+        lists = [self._encoded(prompt, is_start) for prompt in prompts]
         n_ids = 0 if tokens is None else len(tokens)
         out = np.empty((len(lists), len(self.model.vocab) if tokens is None else n_ids), np.float32)
         if not out.size:

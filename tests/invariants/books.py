@@ -13,7 +13,7 @@ import numpy as np
 
 from pylloyal import Sampling, errors
 
-INF = float("inf")
+from .measured import NOTHING, Measured, Row
 
 
 class Cell(NamedTuple):
@@ -62,6 +62,7 @@ class State:
     logits: Key | None = None
     bias: Bias = ()
     steer: Bias = ()
+    measured: Measured = NOTHING
 
 
 @dataclass(eq=False, repr=False)
@@ -80,6 +81,15 @@ class Branch:
 
     def __repr__(self) -> str:
         return f"b{self.born}"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A branch as it was saved: all of it but its place in a tree."""
+
+    state: State
+    start: int
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,8 @@ class Failed(Exception):
     def __init__(self, kind: type[errors.PylloyalError], state: errors.State, partial: bool, engine_rc: int = 0) -> None:
         super().__init__(kind.__name__, state)
         self.kind, self.state, self.partial, self.engine_rc = kind, state, partial, engine_rc
+        self.index: int | None = None  # of the branch it struck, where it strikes one
+        self.n_landed = 0              # of the branches before it, those that are in
         self.result: Any = None
 
 
@@ -116,12 +128,15 @@ class Books:
     n_branches: int
     pieces: Sequence[bytes]                      # what each token says
     eog: frozenset[int]                          # tokens that end a generation
+    logits_of: Callable[[Branch], Row]           # what a branch is measured by
     verdict: Callable[[int], int] = lambda n: 0  # what the engine says of its n-th decode
+    is_deterministic: bool = False               # a dispatch holds one branch
     live: list[Branch] = field(default_factory=list)  # oldest first
     n_born: int = 0
     n_dispatches: int = 0
     n_decoded: int = 0
     n_sampled: int = 0
+    has_recycled: bool = False  # cells were made and given back within one operation
 
     @property
     def cells_used(self) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 from pylloyal import Model, Store
 
 from .books import Given, Key, Seen, State
-from .reference import Row, merged
+from .measured import Row
+from .reference import merged
 
 
 def gbnf(literal: bytes) -> str:

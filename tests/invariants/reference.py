@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ import numpy.typing as npt
 
 from pylloyal import Finish, Sampling, errors
 
-from .books import INF, Bias, Books, Branch, Cell, Failed, Given, Merged, Reason, Seen, State, senseless, unplaced, wrong
+from .books import Bias, Books, Branch, Cell, Failed, Given, Kept, Key, Merged, Reason, Refused, Seen, State, senseless, unplaced, wrong
+from .measured import INF, Measured, Priors, Row, certainty, priors_of
 
 Draw = Callable[[Branch], int | None]  # what a branch draws in the state it is in; None when nothing is legal
-Row = npt.NDArray[np.float32]
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Reference(Books):
         """As few dispatches as will do. In which order runs are packed is the kernel's choice, and shows only when one fails."""
         branches, texts = [branch for branch, _ in runs], [text for _, text in runs]
         self.refuse(self.unfit(*branches), self.twice(branches), unplaced(self.strange(token for text in texts for token in text)), self.cells(sum(map(len, texts))))
-        packed = pack([len(text) for text in texts], self.n_batch, order)
+        packed = self.pack([len(text) for text in texts], order)
         for n, rows in enumerate(packed):
             if n and n == cancel_after:
                 raise Failed(errors.DecodeCancelledError, "advanced", partial=True)
@@ -88,7 +89,7 @@ class Reference(Books):
         return len(packed)
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
-        """One token each, in one dispatch; grammars and penalty windows take it when it has landed."""
+        """One token each, in one dispatch or, in a deterministic store, in one for each; grammars and penalty windows take it when it has landed."""
         illegal = (Reason(errors.GrammarError, i) for i, (branch, token) in enumerate(zip(branches, tokens, strict=False)) if not self.allows(branch.state.grammar, token))
         n = len(branches)
         self.refuse(self.unfit(*branches), self.twice(branches), self.strange(tokens), illegal, self.cells(n), wrong(n != len(tokens)), wrong(n > self.n_branches))
@@ -122,23 +123,35 @@ class Reference(Books):
             for i, token in drawn.items():
                 done.finish[i] = Finish.ILLEGAL if token is None else Finish.STOP if token in stops else Finish.END_OF_GENERATION if token in self.eog else None
             going = {i: token for i, token in drawn.items() if token is not None and done.finish[i] is None}
-            if going:
-                done.n_dispatches += 1
-                try:
+            n_before = self.n_dispatches
+            try:
+                if going:
                     self._take([branches[i] for i in going], list(going.values()), partial=done.n_ticks > 0)
-                except Failed as failed:
-                    if failed.state != "poisoned":  # it is as if this tick had not been
-                        for i, state in before.items():
-                            branches[i].state, done.finish[i] = state, None
-                    failed.result = done if failed.state != "unchanged" else None
-                    raise
+            except Failed as failed:
+                if failed.state != "poisoned" and not failed.n_landed:  # it is as if this tick had not been
+                    for i, state in before.items():
+                        branches[i].state, done.finish[i] = state, None
+                for n, i in enumerate(going):
+                    if n < failed.n_landed:
+                        self._taken(done, i, going[i], limits[i])
+                    elif not branches[i].is_poisoned:  # refused, or never tried
+                        branches[i].state = before[i]
+                failed.index = None if failed.index is None else [*going][failed.index]
+                done.n_dispatches += self.n_dispatches - n_before
+                failed.result = done if failed.state != "unchanged" else None
+                raise
+            done.n_dispatches += self.n_dispatches - n_before
             done.n_ticks += 1
             self.n_sampled += sum(token is not None for token in drawn.values())
             for i, token in going.items():
-                done.tokens[i].append(token)
-                if len(done.tokens[i]) == limits[i]:
-                    done.finish[i] = Finish.LENGTH
+                self._taken(done, i, token, limits[i])
         return done
+
+    @staticmethod
+    def _taken(done: Ticked, i: int, token: int, limit: int | None) -> None:
+        done.tokens[i].append(token)
+        if len(done.tokens[i]) == limit:
+            done.finish[i] = Finish.LENGTH
 
     def _draw(self, branch: Branch, draw: Draw) -> int | None:
         token = draw(branch)
@@ -147,17 +160,37 @@ class Reference(Books):
         return token
 
     def _take(self, branches: Sequence[Branch], tokens: Sequence[int], partial: bool) -> None:
+        if not self.is_deterministic:
+            self._land(branches, tokens, partial)
+            return
+        for n, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
+            try:
+                self._land([branch], [token], partial or n > 0)
+            except Failed as failed:
+                failed.index = failed.n_landed = n
+                raise
+
+    def _land(self, branches: Sequence[Branch], tokens: Sequence[int], partial: bool) -> None:
+        measured = [self._measured(branch, token) for branch, token in zip(branches, tokens, strict=True)]
         self._dispatch([(branch, [token], True) for branch, token in zip(branches, tokens, strict=True)], partial)
-        for branch, token in zip(branches, tokens, strict=True):
+        for branch, token, sums in zip(branches, tokens, measured, strict=True):
             rest = branch.state.grammar
-            branch.state = replace(branch.state, last_token=token, window=(*branch.state.window, token), grammar=rest[len(self.pieces[token]) :] if rest else rest)
+            branch.state = replace(branch.state, last_token=token, window=(*branch.state.window, token), grammar=rest[len(self.pieces[token]) :] if rest else rest, measured=sums)
+
+    def _measured(self, branch: Branch, token: int) -> Measured:
+        """Against what it was chosen from: the logits, and what the sampler makes of them before it takes the token."""
+        state = branch.state
+        if not (state.measured.of_model or state.measured.of_sampling) or state.logits is None:
+            return state.measured
+        logits = self.logits_of(branch)
+        return state.measured.take(token, logits, self.scores(state, logits), state.sampling)
 
     def _dispatch(self, parts: Sequence[tuple[Branch, Sequence[int], bool]], partial: bool) -> None:
         """Lands whole, or leaves everything as it was (codes 1 and -1), or poisons its branches and no others."""
         self.n_dispatches += 1
         rc = self.verdict(self.n_dispatches)
         if rc in (1, -1):
-            raise Failed(errors.NoCellsError if rc == 1 else errors.InternalKernelError, "advanced" if partial else "unchanged", partial, rc)
+            raise Failed(kind_of(rc), "advanced" if partial else "unchanged", partial, rc)
         for branch, tokens, is_finished in parts:
             if rc:
                 branch.doubtful = len(tokens)
@@ -167,6 +200,71 @@ class Reference(Books):
         if rc:
             raise Failed(errors.DecodeError, "poisoned", partial, rc)
         self.n_decoded += sum(len(tokens) for _, tokens, _ in parts)
+
+    def pack(self, lengths: Sequence[int], order: Sequence[int] | None = None) -> list[dict[int, list[int]]]:
+        return packs(lengths, self.n_batch, order, self.is_deterministic)
+
+    # ----------------------------------------------------------------------------------------------- anew, and elsewhere
+
+    def score(self, source: Branch | None, prompts: Sequence[Sequence[int]], ids: Sequence[int] | None, told: int | None = None) -> list[Key]:
+        """Through forks that are gone again, as many at a time as leases and cells allow. How many tokens the kernel has decoded by now,
+        ``told``, shows in what order it packed when one failed."""
+        outside = list(unplaced(self.strange(token for prompt in prompts for token in prompt)))
+        self.refuse(wrong(source and source not in self.live, errors.StaleHandleError), outside)
+        if not prompts or ids == []:  # nothing is asked for
+            return []
+        state, cells, start = (source.state, source.cells, source.start) if source else (None, (), 0)
+        after_nothing = state.logits if state else None
+        self.refuse(unplaced(self.unfit(source)) if source else [], self.strange(ids or []), self.leases(1),
+                    (Reason(errors.InvalidArgumentError, i) for i, prompt in enumerate(prompts) if not prompt and after_nothing is None),
+                    (Reason(errors.ContextOverflowError, i, len(prompt), self.cells_left) for i, prompt in enumerate(prompts) if len(prompt) > self.cells_left))
+        for wave in self.waves(prompts):
+            self.has_recycled = self.has_recycled or any(wave)
+            self._throw_away([len(prompt) for prompt in wave], told)
+        seen = {(cell.position, cell.token) for cell in cells}
+        return [Seen(frozenset(seen | {(start + len(cells) + n, token) for n, token in enumerate(prompt)})) if prompt or after_nothing is None else after_nothing for prompt in prompts]
+
+    def waves(self, prompts: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:
+        waves: list[list[Sequence[int]]] = [[]]
+        for prompt in prompts:
+            if waves[-1] and (len(waves[-1]) == self.leases_left or sum(map(len, waves[-1])) + len(prompt) > self.cells_left):
+                waves.append([])
+            waves[-1].append(prompt)
+        return waves
+
+    def _throw_away(self, lengths: Sequence[int], told: int | None) -> None:
+        """Decodes on branches that nobody will see: nothing is left of them, whatever became of it."""
+        n = len(self.pack(lengths))
+        codes = [self.verdict(self.n_dispatches + 1 + i) for i in range(n)]
+        at = next((i for i, rc in enumerate(codes) if rc), n)
+        orders = permutations(range(len(lengths))) if 0 < at < n else [range(len(lengths))]
+        landed = {sum(len(tokens) for rows in self.pack(lengths, order)[:at] for tokens in rows.values()) for order in orders}
+        self.n_decoded += told - self.n_decoded if told is not None and told - self.n_decoded in landed else min(landed)
+        self.n_dispatches += min(at + 1, n)
+        if at < n:
+            raise Failed(kind_of(codes[at]), "unchanged", partial=False, engine_rc=codes[at])
+
+    def reseed_kv(self, branch: Branch, tokens: Sequence[int]) -> None:
+        """A leaf, emptied and decoded anew from position 0; everything else about it stays."""
+        room = self.cells_left + branch.own
+        self.refuse(unplaced(self.unfit(branch)), wrong(self.children(branch), errors.BranchHasChildrenError), wrong(not tokens), unplaced(self.strange(tokens)),
+                    [Reason(errors.ContextOverflowError, None, len(tokens), room)] if len(tokens) > room else [])
+        self.has_recycled = self.has_recycled or branch.own > 0
+        branch.cells, branch.start, branch.inherited = (), 0, 0
+        branch.state = replace(branch.state, logits=None)
+        for rows in self.pack([len(tokens)]):
+            self._dispatch([(branch, [tokens[k] for k in rows[0]], rows[0][-1] + 1 == len(tokens))], partial=True)
+
+    def save(self, branch: Branch, with_logits: bool) -> Kept:
+        self.refuse(unplaced(self.unfit(branch)))
+        return Kept(branch.state if with_logits else replace(branch.state, logits=None), branch.start, branch.cells)
+
+    def load(self, kept: Kept) -> Branch:
+        """A root that is as the saved one was, in cells of its own."""
+        self.refuse(self.leases(1), self.cells(len(kept.cells)))
+        made = self._born(kept.state, kept.start)
+        made.cells = tuple(cell._replace(dispatch=-made.born, owner=made.born) for cell in kept.cells)
+        return made
 
     # ---------------------------------------------------------------------------------------------------------- settings
 
@@ -184,6 +282,15 @@ class Reference(Books):
         self.refuse(unplaced(self.unfit(branch)), senseless(sampling))
         state = replace(branch.state, sampling=replace(sampling, seed=branch.state.sampling.seed))
         branch.state = state if sampling.seed in (None, state.sampling.seed) else reseeded(state, sampling.seed)
+
+    def reseed(self, branch: Branch, seed: int) -> None:
+        """From the beginning of the stream, also when it is the one that is there."""
+        self.refuse(unplaced(self.unfit(branch)))
+        branch.state = reseeded(branch.state, seed)
+
+    def set_metrics(self, branch: Branch, of_model: bool, of_sampling: bool) -> None:
+        self.refuse(unplaced(self.unfit(branch)))
+        branch.state = replace(branch.state, measured=Measured(of_model, of_sampling))
 
     def set_grammar(self, branch: Branch, grammar: bytes | None, parses: bool = True) -> None:
         self.refuse(unplaced(self.unfit(branch)), wrong(not parses, errors.GrammarError))
@@ -206,15 +313,36 @@ class Reference(Books):
         banned = {token for token, by in (*branch.state.bias, *branch.state.steer) if by == -INF}
         return [self.allows(branch.state.grammar, token) and token not in banned for token in tokens]
 
-    def distribution(self, branch: Branch, row: Callable[[Branch], Row]) -> tuple[int, float, float, float]:
+    def distribution(self, branch: Branch) -> tuple[int, float, float, float]:
         """The most likely token, its logit, the entropy in nats, and the logarithm of the sum of exponentials."""
         self.refuse(unplaced(self.unfit(branch, ready=True)))
-        logits = row(branch).astype(np.float64)
-        top = float(logits.max())
-        self.refuse(wrong(top == -INF, errors.NothingLegalError))
-        e = np.exp(logits - top)
-        p = e[e > 0] / e.sum()
-        return int(np.argmax(logits)), top, float(-(p * np.log(p)).sum()), top + float(np.log(e.sum()))
+        found = certainty(self.logits_of(branch))
+        if found is None:
+            raise Refused([Reason(errors.NothingLegalError)])
+        return found
+
+    def surprisal(self, branch: Branch, token: int) -> float:
+        outside = list(unplaced(self.strange([token])))
+        try:
+            log_sum = self.distribution(branch)[3]
+        except Refused as refused:
+            raise Refused([*refused.reasons, *outside]) from None
+        self.refuse(outside)
+        return log_sum - float(self.logits_of(branch)[token])
+
+    def logits_at(self, branch: Branch, tokens: Sequence[int]) -> list[float]:
+        self.refuse(unplaced(self.unfit(branch, ready=True)), self.strange(tokens))
+        row = self.logits_of(branch)
+        return [float(row[token]) for token in tokens]
+
+    def priors(self, branch: Branch, n: int | None) -> Priors:
+        """Of what grammar, bias and steering allow; penalties and truncation have no say."""
+        self.refuse(wrong(n is not None and n < 0), unplaced(self.unfit(branch, ready=True)))
+        free = replace(branch.state, sampling=replace(branch.state.sampling, penalty_last_n=0))
+        found = priors_of(self.scores(free, self.logits_of(branch)), len(self.pieces) if n is None else n)
+        if found is None:
+            raise Refused([Reason(errors.NothingLegalError)])
+        return found
 
     def scores(self, state: State, logits: Row) -> Row:
         """What it is sampled by: logits, biases, steering, then penalties; -infinity for what is not legal. Greedy is the first of the largest."""
@@ -227,6 +355,11 @@ class Reference(Books):
                     row[token] = row[token] * np.float32(s.penalty_repeat) if row[token] <= 0 else row[token] / np.float32(s.penalty_repeat)
                     row[token] -= np.float32(n * s.penalty_frequency + s.penalty_presence)
         return row if state.grammar is None else np.where([self.allows(state.grammar, token) for token in range(len(row))], row, np.float32(-INF))
+
+
+def kind_of(rc: int) -> type[errors.PylloyalError]:
+    kinds: dict[int, type[errors.PylloyalError]] = {1: errors.NoCellsError, -1: errors.InternalKernelError}
+    return kinds.get(rc, errors.DecodeError)
 
 
 def reseeded(state: State, seed: int) -> State:
@@ -246,12 +379,16 @@ def merged(row: Row, experts: Sequence[Row], alpha: float) -> Row:
     return np.where(row == -INF, row, both).astype(np.float32)
 
 
-def pack(lengths: Sequence[int], n_batch: int, order: Sequence[int] | None = None) -> list[dict[int, list[int]]]:
-    """Dispatches: for each of the runs in it, which of its tokens."""
-    rows = [(i, k) for i in (order if order is not None else range(len(lengths))) for k in range(lengths[i])]
+def packs(lengths: Sequence[int], n_batch: int, order: Sequence[int] | None = None, alone: bool = False) -> list[dict[int, list[int]]]:
+    """Dispatches: for each of the runs in it, which of its tokens. Alone, a dispatch holds tokens of one run."""
     packed: list[dict[int, list[int]]] = []
-    for at, (i, k) in enumerate(rows):
-        if at % n_batch == 0:
-            packed.append({})
-        packed[-1].setdefault(i, []).append(k)
+    room = 0
+    for i in order if order is not None else range(len(lengths)):
+        room = 0 if alone else room
+        for k in range(lengths[i]):
+            if not room:
+                packed.append({})
+                room = n_batch
+            packed[-1].setdefault(i, []).append(k)
+            room -= 1
     return packed

@@ -33,8 +33,17 @@ struct Twin {
     std::unique_ptr<Grammar> grammar;
     Biases bias, steer;
     uint32_t doubtful = 0;  // of the own cells: charged by the dispatch that poisoned it
+    pyl_metrics metrics = Branch{}.metrics;
     Row logits;             // after `path`; computed when first asked for, empty before, or set by hand
 };
+
+// A branch as it was saved.
+struct Kept {
+    Twin twin;
+    std::string bytes;
+};
+
+bool near(double a, double b) { return a == b || std::abs(a - b) <= 1e-9 * (1 + std::abs(a)); }
 
 class World {
 public:
@@ -49,7 +58,7 @@ public:
 
     // One operation; its name is kept for the report.
     void step() {
-        const uint32_t dice = below(100);
+        const uint32_t dice = below(118);
         if (live_.empty() || dice < 6) return create();
         if (dice < 18) return fork();
         if (dice < 33) return prefill();
@@ -65,6 +74,11 @@ public:
         if (dice < 91) return set_bias();
         if (dice < 93) return change_logits();
         if (dice < 94) return look();
+        if (dice < 98) return score();
+        if (dice < 102) return reseed_kv();
+        if (dice < 106) return save();
+        if (dice < 110) return load();
+        if (dice < 112) return set_metrics();
         invalid();
     }
 
@@ -86,6 +100,10 @@ public:
             if (!t->is_poisoned) CHECK_EQ(b.sampler.draws(), t->sampler.draws());
             CHECK(b.sampler.params() == t->sampler.params());
             CHECK(b.sampler.history() == t->sampler.history());
+            const pyl_metrics & m = b.metrics, & n = t->metrics;
+            CHECK(m.levels == n.levels && m.n_tokens == n.n_tokens && m.n_inside == n.n_inside);
+            CHECK(near(m.model_surprisal, n.model_surprisal) && near(m.model_entropy, n.model_entropy) && near(m.last_model_surprisal, n.last_model_surprisal) && near(m.last_model_entropy, n.last_model_entropy));
+            CHECK(near(m.sampling_surprisal, n.sampling_surprisal) && near(m.sampling_entropy, n.sampling_entropy) && near(m.last_sampling_surprisal, n.last_sampling_surprisal) && near(m.last_sampling_entropy, n.last_sampling_entropy));
             CHECK_EQ(b.grammar != nullptr, t->grammar != nullptr);
             Branches kids = store_->list(t->handle), want = children(t->handle);
             std::sort(kids.begin(), kids.end()), std::sort(want.begin(), want.end());
@@ -183,15 +201,58 @@ private:
     }
 
     // What a context that decoded these tokens and nothing else says.
+    Row replay(Pos start, const Tokens & path) {
+        Batch batch;
+        for (size_t i = 0; i < path.size(); i++) batch.add(path[i], start + static_cast<Pos>(i), 0, i + 1 == path.size());
+        oracle_->seq_remove(0);
+        if (oracle_->decode(batch) != 0) std::abort();
+        return Row(oracle_->logits(0), oracle_->logits(0) + n_vocab);
+    }
     const Row & logits(Twin & t) {
-        if (t.logits.empty()) {
-            Batch batch;
-            for (size_t i = 0; i < t.path.size(); i++) batch.add(t.path[i], t.start + static_cast<Pos>(i), 0, i + 1 == t.path.size());
-            oracle_->seq_remove(0);
-            if (oracle_->decode(batch) != 0) std::abort();
-            t.logits.assign(oracle_->logits(0), oracle_->logits(0) + n_vocab);
-        }
+        if (t.logits.empty()) t.logits = replay(t.start, t.path);
         return t.logits;
+    }
+    static Twin copy_of(const Twin & t) {
+        Twin out;
+        out.handle = t.handle, out.parent = t.parent, out.start = t.start, out.path = t.path, out.own = t.own, out.inherited = t.inherited;
+        out.has_logits = t.has_logits, out.last_token = t.last_token, out.sampler = t.sampler, out.bias = t.bias, out.steer = t.steer, out.metrics = t.metrics, out.logits = t.logits;
+        if (t.grammar) out.grammar = t.grammar->clone();
+        return out;
+    }
+
+    // Entropy, and the logarithm of the sum of exponentials.
+    struct Certainty {
+        double entropy = 0, log_sum = 0, top = 0;
+    };
+    static Certainty certainty(const Row & x) {
+        Certainty out;
+        out.top = static_cast<double>(*std::max_element(x.begin(), x.end()));
+        double sum = 0;
+        for (const float logit : x) sum += std::exp(static_cast<double>(logit) - out.top);
+        for (const float logit : x) {
+            const double p = std::exp(static_cast<double>(logit) - out.top) / sum;
+            out.entropy -= p > 0 ? p * std::log(p) : 0;
+        }
+        out.log_sum = out.top + std::log(sum);
+        return out;
+    }
+    // A token against what it was chosen from.
+    void measure(Twin & t, Token token) {
+        pyl_metrics & m = t.metrics;
+        if (!m.levels || !t.has_logits) return;
+        m.n_tokens++;
+        const Row & x = logits(t);
+        if (m.levels & PYL_METRICS_MODEL) {
+            const Certainty c = certainty(x);
+            m.model_surprisal += m.last_model_surprisal = c.log_sum - static_cast<double>(x[static_cast<size_t>(token)]);
+            m.model_entropy += m.last_model_entropy = c.entropy;
+        }
+        if (m.levels & PYL_METRICS_SAMPLING) {
+            const Measure drawn = t.sampler.measure(token, x.data(), n_vocab, t.grammar.get(), scratch_, {t.bias, t.steer});
+            m.last_sampling_surprisal = drawn.surprisal, m.last_sampling_entropy = drawn.entropy;
+            if (std::isinf(drawn.surprisal)) return;
+            m.n_inside++, m.sampling_surprisal += drawn.surprisal, m.sampling_entropy += drawn.entropy;
+        }
     }
 
     // The engine's verdict on the next dispatch.
@@ -210,6 +271,7 @@ private:
     void poison(Twin & t, uint32_t n_tokens) { t.is_poisoned = true, t.has_logits = false, t.own += n_tokens, t.doubtful = n_tokens; }
     void decoded(Twin & t, Token token) { t.path.push_back(token), t.logits.clear(), t.own++; }
     void taken(Twin & t, Token token) {
+        measure(t, token);
         decoded(t, token);
         t.has_logits = true, t.last_token = token;
         t.sampler.accept(token);
@@ -290,7 +352,7 @@ private:
             t.parent = source, t.start = s.start, t.path = s.path;
             t.inherited = s.inherited + s.own;
             t.has_logits = s.has_logits, t.logits = s.logits, t.last_token = s.last_token;
-            t.sampler = s.sampler, t.bias = s.bias;
+            t.sampler = s.sampler, t.bias = s.bias, t.metrics = s.metrics;
             if (!seeds.empty()) t.sampler.reseed(seeds[i]);
             if (s.grammar) t.grammar = s.grammar->clone();
         }
@@ -543,7 +605,7 @@ private:
         if (want) return;
         p.path = c.path, p.own += c.own - doubtful, p.doubtful = 0, p.is_poisoned = false;
         p.has_logits = c.has_logits, p.logits = c.logits, p.last_token = c.last_token;
-        p.sampler = c.sampler, p.grammar = std::move(c.grammar), p.bias = c.bias, p.steer = c.steer;
+        p.sampler = c.sampler, p.grammar = std::move(c.grammar), p.bias = c.bias, p.steer = c.steer, p.metrics = c.metrics, p.start = c.start;
         for (const pyl_branch grandchild : children(child)) twin(grandchild).parent = parent;
         forget(child);
     }
@@ -610,17 +672,125 @@ private:
             CHECK_EQ(legal[static_cast<size_t>(token)], want);
         }
         const Row & x = logits(t);
-        const double top = static_cast<double>(*std::max_element(x.begin(), x.end()));
-        double sum = 0, entropy = 0;
-        for (const float logit : x) sum += std::exp(static_cast<double>(logit) - top);
-        for (const float logit : x) {
-            const double p = std::exp(static_cast<double>(logit) - top) / sum;
-            entropy -= p > 0 ? p * std::log(p) : 0;
-        }
+        const Certainty c = certainty(x);
         const pyl_distribution d = store_->distribution(t.handle);
         CHECK_EQ(d.most_likely, std::max_element(x.begin(), x.end()) - x.begin());
-        CHECK(std::abs(d.entropy - entropy) < 1e-9 && std::abs(d.log_sum - (top + std::log(sum))) < 1e-9);
-        CHECK(std::abs(d.max_logit - top) == 0);
+        CHECK(std::abs(d.entropy - c.entropy) < 1e-9 && std::abs(d.log_sum - c.log_sum) < 1e-9);
+        CHECK(std::abs(d.max_logit - c.top) == 0);
+    }
+
+    // Through forks that nobody sees: rows are those of a replay, and whatever becomes of it nothing has changed but the counters.
+    void score() {
+        Twin * source = !healthy().empty() && chance(70) ? &twin(any_of(healthy())) : nullptr;
+        std::vector<Tokens> prompts(1 + below(6));
+        for (Tokens & prompt : prompts) {
+            prompt.resize(chance(10) ? 0 : chance(3) ? left() + 1 : 1 + below(12));
+            for (Token & token : prompt) token = any_token();
+        }
+        Tokens ids(chance(50) ? below(4) : 0);
+        for (Token & token : ids) token = any_token();
+        what = "score " + std::to_string(prompts.size()) + " prompts";
+        Expected want;
+        for (size_t i = 0; i < prompts.size() && !want; i++) {
+            if (prompts[i].empty() && !(source && source->has_logits)) want = Error(PYL_E_INVALID, "").at(i);
+            else if (prompts[i].size() > left()) want = Error(PYL_E_CONTEXT, "").at(i).numbers(static_cast<int64_t>(prompts[i].size()), left());
+        }
+        if (!want && leases() == 0) want = Error(PYL_E_NO_LEASE, "").numbers(1, 0);
+        for (size_t first = 0; !want && first < prompts.size();) {
+            size_t n = 0, cells = 0;
+            for (; first + n < prompts.size() && n < leases() && cells + prompts[first + n].size() <= left(); n++) cells += prompts[first + n].size();
+            for (; cells > 0 && !want; cells -= std::min<size_t>(cells, n_batch_)) {
+                if (const int32_t rc = dispatch(std::min<size_t>(cells, n_batch_))) want = engine_error(rc, false), want.error.state = PYL_STATE_UNCHANGED;
+            }
+            first += n;
+        }
+        const size_t width = ids.empty() ? n_vocab : ids.size();
+        Row out(prompts.size() * width, 4711.0f);
+        const std::vector<std::span<const Token>> views(prompts.begin(), prompts.end());
+        expect(want, [&] { store_->score(source ? source->handle : 0, views, ids, out.data()); });
+        for (size_t i = 0; i < prompts.size() && !want; i++) {
+            Tokens path = source ? source->path : Tokens();
+            path.insert(path.end(), prompts[i].begin(), prompts[i].end());
+            const Row row = prompts[i].empty() ? logits(*source) : replay(source ? source->start : 0, path);
+            Row picked = ids.empty() ? row : Row();
+            for (const Token id : ids) picked.push_back(row[static_cast<size_t>(id)]);
+            CHECK(same_bits(picked, Row(out.begin() + static_cast<std::ptrdiff_t>(i * width), out.begin() + static_cast<std::ptrdiff_t>((i + 1) * width))));
+        }
+    }
+
+    void reseed_kv() {
+        if (healthy().empty()) return invalid();
+        const Branches leaves = which([&](const Twin & t) { return !t.is_poisoned && children(t.handle).empty(); });
+        const pyl_branch b = leaves.empty() || chance(15) ? any_of(healthy()) : any_of(leaves);
+        Twin & t = twin(b);
+        const uint32_t room = left() + t.own;
+        Tokens tokens(chance(10) ? room + below(2) : 1 + below(24));
+        for (Token & token : tokens) token = any_token();
+        what = "reseed_kv " + std::to_string(tokens.size());
+        const auto n = static_cast<uint32_t>(tokens.size());
+        Expected want;
+        uint32_t landed = 0, told = 77;
+        if (!children(b).empty()) want = Error(PYL_E_HAS_CHILDREN, "");
+        else if (tokens.empty()) want = Error(PYL_E_INVALID, "");
+        else if (n > room) want = Error(PYL_E_CONTEXT, "").numbers(n, room);
+        else {
+            t.own = t.inherited = 0, t.start = 0, t.has_logits = false;
+            t.path.clear(), t.logits.clear();
+            while (landed < n && !want) {
+                const uint32_t m = std::min(n - landed, n_batch_);
+                if (const int32_t rc = dispatch(m)) {
+                    want = engine_error(rc, true);
+                    if (!intact(rc)) poison(t, m);
+                    break;
+                }
+                for (uint32_t k = 0; k < m; k++) decoded(t, tokens[landed++]);
+                t.has_logits = landed == n;
+            }
+        }
+        expect(want, [&] { store_->reseed_kv(b, tokens, told); });
+        CHECK_EQ(told, landed);
+    }
+
+    void save() {
+        if (healthy().empty()) return invalid();
+        what = "save";
+        Twin & t = twin(any_of(healthy()));
+        const bool with_logits = chance(70);
+        Kept kept{copy_of(t), store_->save(t.handle, with_logits)};
+        CHECK(kept.bytes == store_->save(t.handle, with_logits));
+        if (!with_logits) kept.twin.has_logits = false, kept.twin.logits.clear();
+        kept_.push_back(std::move(kept));
+        if (kept_.size() > 6) kept_.erase(kept_.begin());
+    }
+
+    void load() {
+        if (kept_.empty()) return save();
+        what = "load";
+        const Kept & kept = any_of(kept_);
+        if (chance(20)) {
+            std::string damaged = kept.bytes;
+            if (chance(30)) damaged.resize(below(damaged.size()));
+            else damaged[below(damaged.size())] ^= static_cast<char>(1 << below(8));
+            return expect(Error(PYL_E_FORMAT, ""), [&] { store_->load(damaged); });
+        }
+        const size_t cells = kept.twin.path.size();
+        Expected want = need_cells(cells);
+        if (!want && leases() == 0) want = Error(PYL_E_NO_LEASE, "").numbers(1, 0);
+        expect(want, [&] {
+            const pyl_branch made = store_->load(kept.bytes);
+            Twin & t = add(made);
+            t = copy_of(kept.twin);
+            t.handle = made, t.parent = 0, t.own = static_cast<uint32_t>(cells), t.inherited = 0;
+        });
+    }
+
+    void set_metrics() {
+        if (healthy().empty()) return invalid();
+        what = "set_metrics";
+        Twin & t = twin(any_of(healthy()));
+        const auto levels = static_cast<int32_t>(below(5));
+        expect(levels < 4 ? Expected() : Expected(Error(PYL_E_INVALID, "")), [&] { store_->set_metrics(t.handle, levels); });
+        if (levels < 4) t.metrics = Branch{}.metrics, t.metrics.levels = levels;
     }
 
     // A call with one thing wrong with it: refused with the right code, and agrees() sees to it that nothing has changed.
@@ -654,6 +824,13 @@ private:
                 expect(Error(code, ""), [&] { store_->fork(bad, out, nullptr); });
                 expect(Error(code, ""), [&] { store_->retain_only(bad); });
                 expect(Error(code, ""), [&] { store_->set_grammar(bad, "", "root"); });
+                expect(Error(code, ""), [&] { store_->set_metrics(bad, PYL_METRICS_MODEL); });
+                expect(Error(code, ""), [&] { store_->save(bad, true); });
+                uint32_t landed = 0;
+                expect(Error(code, ""), [&] { store_->reseed_kv(bad, one, landed); });
+                const std::vector<std::span<const Token>> prompts{one};
+                Row out_row(n_vocab);
+                expect(Error(code, ""), [&] { store_->score(bad, prompts, {}, out_row.data()); });
                 if (stale) store_->prune_subtree(bad), store_->prune(Branches{bad});
                 return;
             }
@@ -738,6 +915,7 @@ private:
     std::unique_ptr<Context> oracle_;
     std::map<uint64_t, Twin> live_;
     Branches gone_;
+    std::vector<Kept> kept_;
     SamplerScratch scratch_;
 };
 

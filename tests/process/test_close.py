@@ -133,7 +133,8 @@ assert store.prefill([(root, [1] * 24)]) == 3
 
 
 def test_a_second_thread_is_refused_and_changes_nothing(child: Child) -> None:
-    script = SETUP.replace("{work}", "store.tick([root], n_steps=100)") + """
+    """The first is inside until it is told to leave, however long the second takes."""
+    script = SETUP.replace("{work}", TICK) + """
 kid = root.fork()
 thread = threading.Thread(target=work)
 thread.start()
@@ -141,10 +142,13 @@ until(lambda: store.pressure().n_dispatches > start + 3)
 for call in (lambda: store.tick([kid]), lambda: kid.commit(97), lambda: kid.prefill([1]), lambda: kid.sample(), lambda: kid.position,
              lambda: root.fork(), lambda: kid.prune(), store.root, store.branches):
     raises(errors.BusyError, call)
-assert thread.is_alive()
+assert thread.is_alive() and not out
+store.cancel()
 thread.join()
-[ticks] = out
-assert ticks.n_ticks >= 1 and root.position == len(PROMPT) + len(ticks.tokens[0]) and kid.position == len(PROMPT)
+[error] = out
+assert isinstance(error, errors.DecodeCancelledError), repr(error)
+ticks = error.result
+assert ticks.n_ticks >= 3 and root.position == len(PROMPT) + len(ticks.tokens[0]) and kid.position == len(PROMPT)
 assert len(store.branches()) == 2
 kid.commit(97)
 """

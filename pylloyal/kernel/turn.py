@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import errors
 
@@ -22,8 +22,9 @@ class Turn:
     The kernel refuses a second thread too, but one call here may be several native ones (a prefill is one a dispatch), and they
     share the step buffers. The same thread may come in again: from the progress callback of its own prefill.
 
-    What ``with`` holds is a bare built-in lock: an interrupt can strike between any two bytecodes, but not between that lock's
-    being taken and the block's being sure to give it back.
+    Taking the turn and learning whose it is are one step, the lock's: it knows its owner. It is taken by what ``with`` enters, not
+    before, so that an interrupt on the way there leaves nothing taken; and what ``with`` leaves by is the lock's own ``__exit__``,
+    which no interrupt can keep from giving back.
 
     Attributes
     ----------
@@ -31,25 +32,31 @@ class Turn:
         Times :meth:`Store.cancel` was called: whoever is inside compares it with what it was when it came in.
     """
 
-    __slots__ = ("_lock", "_store", "_thread", "n_cancels")
+    __slots__ = ("__exit__", "_lock", "_store", "n_cancels")
+
+    __exit__: Callable[..., None]
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._thread = 0
+        self._lock: Any = threading.RLock()
+        self.__exit__ = self._lock.__exit__
         self.n_cancels = 0
 
     def take(self) -> AbstractContextManager[Any]:
-        """What to hold while inside; BusyError while another thread is."""
+        """What to hold while inside; entering it is BusyError while another thread is."""
         if self._store.is_unusable:
             self._store._ptr()  # raises: closed, or in a forked child, where the lock's holder may not exist
-        me = threading.get_ident()
-        if self._lock.locked():
-            if self._thread == me:
-                return _NOTHING
-            raise errors.BusyError("another thread is inside this store; one call at a time")
-        self._thread = me
-        return self._lock
+        return _NOTHING if self._lock._is_owned() else cast("AbstractContextManager[Any]", self)
+
+    def __enter__(self) -> None:
+        # Python looks for signals after calls and jumps, not between this function's return and the `with` it returns to.
+        try:
+            if not self._lock.acquire(blocking=False):
+                raise errors.BusyError("another thread is inside this store; one call at a time")
+        except BaseException:
+            if self._lock._is_owned():  # an interrupt came with the lock just taken
+                self._lock.release()
+            raise
 
 
 def interruptibly(call: Callable[[], None], cancel: Callable[[], None]) -> None:

@@ -143,7 +143,7 @@ inline Facts facts(Store & store, pyl_branch handle) {
     const Branch & b = store.get(handle);
     Row logits = b.logits.any() ? row(store, handle) : Row();
     return {handle, store.handle_of(b.parent), store.list(handle), b.position, b.cells_own, b.cells_inherited, b.is_poisoned, b.grammar != nullptr, b.last_token,
-            b.sampler.draws(), b.sampler.seed(), b.sampler.history(), b.sampler.params(), b.grammar_taken, b.metrics, std::move(logits)};
+            b.sampler.draws(), b.sampler.seed(), b.sampler.history(), b.sampler.params(), b.grammar_taken.tokens(), b.metrics, std::move(logits)};
 }
 
 // Everything a caller can see of a store but counters of work done.

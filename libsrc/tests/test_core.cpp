@@ -9,6 +9,7 @@
 
 #include "check.hpp"
 #include "core/cpu.hpp"
+#include "core/history.hpp"
 #include "core/json.hpp"
 #include "core/log.hpp"
 #include "core/registry.hpp"
@@ -167,6 +168,48 @@ void test_registry() {
     CHECK_EQ(live_counts().weights, 3);
 }
 
+void test_history() {
+    // Against plain vectors, through forks, moves and deaths in any order.
+    struct Twin {
+        History history;
+        std::vector<Token> tokens;
+    };
+    std::vector<Twin> twins(1);
+    uint32_t x = 7;
+    const auto random = [&](size_t n) { return ((x = x * 1664525u + 1013904223u) >> 8) % n; };
+    for (int step = 0; step < 20000; step++) {
+        Twin & at = twins[random(twins.size())];
+        switch (random(8)) {
+        case 0:
+            if (twins.size() < 40) twins.push_back({at.history.fork(), at.tokens});
+            break;
+        case 1:
+            if (&at != &twins.back()) at = std::move(twins.back()), twins.pop_back();
+            break;
+        default:
+            at.history.make_room();
+            at.history.push_back(step);
+            at.tokens.push_back(step);
+        }
+        const Twin & looked_at = twins[random(twins.size())];
+        CHECK_EQ(looked_at.history.size(), looked_at.tokens.size());
+        CHECK_EQ(looked_at.history.empty(), looked_at.tokens.empty());
+        if (step % 50 == 0) CHECK(looked_at.history.tokens() == looked_at.tokens);
+    }
+    for (const Twin & twin : twins) CHECK(twin.history.tokens() == twin.tokens);
+    // A branch that is the end of a great many forks is not the end of the stack.
+    History line;
+    for (int i = 0; i < 1000000; i++) {
+        line.push_back(i);
+        line = line.fork();
+    }
+    CHECK_EQ(line.size(), 1000000);
+    CHECK_EQ(line.tokens()[999999], 999999);
+    History other = line.fork();
+    line = History();
+    CHECK_EQ(other.size(), 1000000);
+}
+
 }  // namespace
 
 int main() {
@@ -174,6 +217,7 @@ int main() {
     test_log_on_many_threads();
     test_json();
     test_registry();
+    test_history();
     CHECK_EQ(live_counts().weights, 0);
     CHECK(usable_cores() >= 1 && usable_cores() <= std::max(1u, std::thread::hardware_concurrency()));
     return check::result("test_core");

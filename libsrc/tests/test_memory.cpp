@@ -16,6 +16,7 @@ bool is_armed = false, goes_on = false;
 long until_failure = 0;
 bool has_failed = false;
 long n_th = 0;
+size_t n_bytes = 0;  // asked for so far
 }  // namespace
 
 // Not inlined: GCC would then see malloc meet delete, and warn.
@@ -24,6 +25,7 @@ long n_th = 0;
         has_failed = true;
         throw std::bad_alloc();
     }
+    n_bytes += size;
     if (void * memory = std::malloc(size ? size : 1)) return memory;
     throw std::bad_alloc();
 }
@@ -295,11 +297,30 @@ void test_forks_that_carry_much() {
             CHECK(!threw);
             for (const pyl_branch b : out) {
                 w.paths[b] = w.paths[w.strict];
-                CHECK(w.store.get(b).grammar_taken == Tokens({'a', 'b', 'c'}) && same_metrics(w.store.get(b).metrics, w.store.get(w.strict).metrics));
+                CHECK(w.store.get(b).grammar_taken.tokens() == Tokens({'a', 'b', 'c'}) && same_metrics(w.store.get(b).metrics, w.store.get(w.strict).metrics));
             }
             commit(w.store, out, {'d', 'd', 'd'});
             for (const pyl_branch b : out) w.paths[b].push_back('d');
         });
+}
+
+// What a fork asks for does not grow with what was read, and neither does what its first token asks for.
+void test_forks_of_long_texts() {
+    const auto cost = [](size_t n) {
+        World w;
+        Branch & strict = w.store.get(w.strict);
+        for (size_t i = 0; i < n; i++) strict.grammar_taken.push_back('a');
+        const size_t before = n_bytes;
+        const Branches kids = fork(w.store, w.strict, 3);
+        commit(w.store, kids, {'a', 'a', 'a'});
+        const size_t bytes = n_bytes - before;
+        Tokens want(n + 1, 'a');
+        for (const pyl_branch kid : kids) CHECK(w.store.get(kid).grammar_taken.tokens() == want);
+        want.pop_back();
+        CHECK(w.store.get(w.strict).grammar_taken.tokens() == want);
+        return bytes;
+    };
+    CHECK_EQ(cost(100000), cost(20));
 }
 
 void test_measures() {
@@ -502,7 +523,7 @@ void test_decoding() {
                     CHECK(branch.sampler.history() == (i == 1 ? Tokens{1} + taken : taken));
                     CHECK_EQ(branch.sampler.draws(), taken.size());
                     CHECK_EQ(branch.metrics.n_tokens, taken.size());
-                    CHECK(i != 2 || branch.grammar_taken == taken);
+                    CHECK(i != 2 || branch.grammar_taken.tokens() == taken);
                 }
                 CHECK(threw || l.lanes[0].n_tokens == l.tick.n_ticks);
             });
@@ -645,6 +666,7 @@ int main() {
     test_each();
     test_saved();
     test_forks_that_carry_much();
+    test_forks_of_long_texts();
     test_measures();
     test_score();
     test_reseed();

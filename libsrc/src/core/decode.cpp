@@ -273,7 +273,7 @@ void Store::land_together(std::span<Branch * const> branches, const Token * toke
     for (size_t i = 0; i < branches.size(); i++) {
         Branch & branch = *branches[i];
         branch.sampler.make_room();
-        if (branch.grammar && branch.grammar_taken.size() == branch.grammar_taken.capacity()) branch.grammar_taken.reserve(2 * branch.grammar_taken.size() + 16);
+        if (branch.grammar) branch.grammar_taken.make_room();
         measure(branch, tokens[i], measured_[i]);
     }
     save_rows(branches);

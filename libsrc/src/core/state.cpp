@@ -73,7 +73,8 @@ std::string Store::save(pyl_branch branch, bool with_logits) {
         out.put<uint8_t>(found.grammar_source->is_chat);
         out.put(found.grammar_source->text);
         out.put(found.grammar_source->root);
-        out.put_all(found.grammar_taken.data(), found.grammar_taken.size());
+        const std::vector<Token> taken = found.grammar_taken.tokens();
+        out.put_all(taken.data(), taken.size());
     }
     out.put_all(logits_too ? logits(found) : nullptr, logits_too ? n_vocab_ : 0);
     out.put(cells);

@@ -215,7 +215,8 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
     // Everything that can run out of memory happens before anything changes.
     std::vector<Sampler> samplers(out.size(), from.sampler);
     std::vector<std::unique_ptr<Grammar>> grammars(out.size());
-    std::vector<std::vector<Token>> taken(out.size(), from.grammar_taken);
+    std::vector<History> taken(out.size());
+    for (History & history : taken) history = from.grammar_taken.fork();
     for (auto & grammar : grammars) {
         if (from.grammar) grammar = from.grammar->clone();
     }
@@ -360,7 +361,7 @@ void Store::constrain(Branch & branch, GrammarSource source, std::span<const Tok
         if (!grammar || !grammar->allows(taken[i])) throw Error(PYL_E_FORMAT, "the saved grammar does not take the tokens saved with it").at(i);
         grammar->accept(taken[i]);
     }
-    std::vector<Token> fed(taken.begin(), taken.end());
+    History fed(std::vector<Token>(taken.begin(), taken.end()));
     branch.grammar = std::move(grammar);  // nothing fails from here on
     branch.grammar_source = branch.grammar ? std::move(kept) : nullptr;
     branch.grammar_taken = std::move(fed);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/history.hpp"
 #include "core/prompt.hpp"
 #include "core/sampler.hpp"
 #include "engine/engine.hpp"
@@ -58,7 +59,7 @@ struct Branch {
     Sampler sampler;
     std::unique_ptr<Grammar> grammar;
     std::shared_ptr<const GrammarSource> grammar_source;
-    std::vector<Token> grammar_taken;  // what it was fed since
+    History grammar_taken;  // what it was fed since
     Biases bias, steer;
     pyl_metrics metrics{sizeof(pyl_metrics), PYL_METRICS_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 };

@@ -575,6 +575,180 @@ void test_grammar_and_top_k() {
     CHECK(one.allows(worst) && !one.allows(worst + 1));
 }
 
+// ------------------------------------------------------------------------------------------------------------------------
+// Bit for bit: what the shortcuts give is what copying, masking and sorting the whole vocabulary gives.
+
+using Bias = std::vector<std::pair<Token, float>>;
+
+// All of it, the slow way: the candidates that may be drawn, in order, p being their weights.
+std::vector<Candidate> whole(std::vector<float> row, const SamplingParams & s, const std::vector<Token> & history, const std::vector<Bias> & biases, const Legal & legal) {
+    for (const Bias & bias : biases) {
+        for (const auto & [token, by] : bias) row[static_cast<size_t>(token)] += by;
+    }
+    if (s.has_penalties()) {
+        std::map<Token, int> window;
+        for (size_t i = history.size() - std::min<size_t>(history.size(), static_cast<size_t>(s.penalty_last_n)); i < history.size(); i++) window[history[i]]++;
+        for (const auto & [token, n] : window) {
+            float & logit = row[static_cast<size_t>(token)];
+            if (!(logit > -inf)) continue;
+            logit = logit <= 0 ? logit * s.penalty_repeat : logit / s.penalty_repeat;
+            logit -= static_cast<float>(n) * s.penalty_frequency + s.penalty_presence;
+        }
+    }
+    std::vector<Candidate> c;
+    for (size_t i = 0; i < row.size(); i++) {
+        if (row[i] > -inf && (!legal || legal(static_cast<Token>(i)))) c.push_back({static_cast<Token>(i), row[i], 0});
+    }
+    if (c.empty()) return c;
+    std::sort(c.begin(), c.end(), [](const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; });
+    if (s.temperature <= 0) {
+        c.resize(1);
+        c[0].p = 1;
+        return c;
+    }
+    if (s.top_k > 0 && c.size() > static_cast<size_t>(s.top_k)) c.resize(static_cast<size_t>(s.top_k));
+    if (std::isinf(c[0].logit)) {
+        std::erase_if(c, [](const Candidate & x) { return !std::isinf(x.logit); });
+        for (Candidate & x : c) x.logit = 0;
+    }
+    const auto softmax = [&] {
+        double sum = 0;
+        for (Candidate & x : c) sum += static_cast<double>(x.p = std::exp(x.logit - c[0].logit));
+        for (Candidate & x : c) x.p = static_cast<float>(static_cast<double>(x.p) / sum);
+    };
+    const auto keep_mass = [&](float enough) {
+        double sum = 0;
+        size_t n = 0;
+        while (n < c.size() && sum < static_cast<double>(enough)) sum += static_cast<double>(c[n++].p);
+        c.resize(n);
+    };
+    if (s.typical_p < 1) {
+        softmax();
+        double entropy = 0;
+        for (const Candidate & x : c) entropy -= x.p > 0 ? static_cast<double>(x.p) * std::log(static_cast<double>(x.p)) : 0;
+        const auto surprise = [&](const Candidate & x) { return std::abs(-std::log(static_cast<double>(x.p)) - entropy); };
+        std::stable_sort(c.begin(), c.end(), [&](const Candidate & a, const Candidate & b) { return surprise(a) < surprise(b); });
+        keep_mass(s.typical_p);
+        std::sort(c.begin(), c.end(), [](const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; });
+    }
+    if (s.top_p < 1) softmax(), keep_mass(s.top_p);
+    const float floor = s.min_p > 0 ? c[0].logit + std::log(s.min_p) : -inf;
+    std::erase_if(c, [&](const Candidate & x) { return x.logit < floor; });
+    for (Candidate & x : c) x.p = std::exp((x.logit - c[0].logit) / s.temperature);
+    return c;
+}
+
+// The n-th uniform of a seed.
+double uniform(uint64_t seed, uint64_t n) {
+    const auto mix = [](uint64_t x) {
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+        return x ^ (x >> 31);
+    };
+    return static_cast<double>(mix(mix(seed ^ 0x6A09E667F3BCC909ull) + n * 0x9E3779B97F4A7C15ull) >> 11) * 0x1p-53;
+}
+
+// Knows all that it allows: at once, or only when asked for it.
+class MaskedGrammar final : public Grammar {
+public:
+    MaskedGrammar(Legal legal, size_t n_vocab, bool knows) : legal_(std::move(legal)), knows_(knows), bits_((n_vocab + 63) / 64) {
+        for (size_t i = 0; i < n_vocab; i++) bits_[i / 64] |= static_cast<uint64_t>(legal_(static_cast<Token>(i))) << i % 64;
+    }
+    std::unique_ptr<Grammar> clone() const override { return nullptr; }
+    void filter(std::span<Candidate> candidates) override {
+        for (Candidate & c : candidates) c.logit = legal_(c.id) ? c.logit : -inf;
+    }
+    void accept(Token) override {}
+    const uint64_t * mask() override { return bits_.data(); }
+    const uint64_t * known_mask() override { return knows_ ? bits_.data() : nullptr; }
+
+private:
+    Legal legal_;
+    bool knows_;
+    std::vector<uint64_t> bits_;
+};
+
+void test_bit_for_bit() {
+    std::mt19937 rng(31);
+    std::uniform_real_distribution<float> u(0, 1);
+    SamplerScratch scratch;  // of one size now and of another then, as in a store
+    for (int round = 0; round < 3000; round++) {
+        const size_t n_vocab = round % 100 == 99 ? 20000 + rng() % 7000 : round % 10 == 9 ? 1000 + rng() % 5000 : 1 + rng() % 300;
+        std::vector<float> logits = random_logits(rng, n_vocab, 3.0f);
+        const bool is_large = n_vocab >= 20000;  // and then with all of them left to sort, the ties too
+        const int kind = is_large ? 1 : static_cast<int>(rng() % 5);
+        const float holes = u(rng) < 0.3f ? u(rng) : 0;
+        for (size_t i = 0; i < n_vocab; i++) {
+            float & x = logits[i];
+            if (kind == 1) x = std::round(x);           // many ties, -0 among them
+            if (kind == 2) x = static_cast<float>(i);   // every one above all before
+            if (kind == 3) x = -static_cast<float>(i);
+            if (kind == 4 && u(rng) < 0.01f) x = inf;
+            if (u(rng) < holes) x = u(rng) < 0.5f ? -inf : nan;
+        }
+        SamplingParams p = plain();
+        p.temperature = u(rng) < 0.2f ? 0 : is_large ? 50 : 0.1f + 1.5f * u(rng);
+        if (u(rng) < (is_large ? 0.3f : 0.7f)) p.top_k = 1 + static_cast<int32_t>(rng() % (u(rng) < 0.8f ? 60 : n_vocab));
+        if (u(rng) < 0.4f) p.top_p = 0.05f + 0.94f * u(rng);
+        if (u(rng) < 0.4f) p.min_p = 0.3f * u(rng);
+        if (u(rng) < 0.2f) p.typical_p = 0.1f + 0.89f * u(rng);
+        if (u(rng) < 0.3f) p.penalty_repeat = 0.7f + u(rng);
+        if (u(rng) < 0.3f) p.penalty_frequency = u(rng) - 0.3f;
+        p.penalty_last_n = static_cast<int32_t>(rng() % 200);
+        std::vector<Token> history(rng() % 300);
+        for (Token & token : history) token = static_cast<Token>(rng() % n_vocab);
+        std::vector<Bias> biases(rng() % 3);
+        for (Bias & bias : biases) {
+            bias.resize(rng() % (u(rng) < 0.8f ? 10 : n_vocab + 1));  // the same token twice, too
+            for (auto & [token, by] : bias) token = static_cast<Token>(rng() % n_vocab), by = u(rng) < 0.2f ? -inf : 10 * u(rng) - 5;
+        }
+        Legal legal;
+        if (const auto every = 1 + rng() % 40; u(rng) < 0.5f) legal = [every, shift = rng()](Token t) { return (static_cast<size_t>(t) / 64 % 2 ? t : t + static_cast<Token>(shift % 7)) % static_cast<Token>(every) == 0; };
+        if (u(rng) < 0.1f) legal = [](Token t) { return t % 1000 < 500; };  // whole words of bits
+        std::vector<std::unique_ptr<Grammar>> grammars;
+        if (legal) {
+            grammars.push_back(std::make_unique<FakeGrammar>(legal));
+            for (const bool knows : {false, true}) grammars.push_back(std::make_unique<MaskedGrammar>(legal, n_vocab, knows));
+        } else {
+            grammars.push_back(nullptr);
+        }
+        const std::vector<Candidate> want = whole(logits, p, history, biases, legal);
+        double sum = 0, entropy = 0;
+        for (const Candidate & x : want) sum += static_cast<double>(x.p);
+        for (const Candidate & x : want) {
+            if (const double q = static_cast<double>(x.p) / sum; q > 0) entropy -= q * std::log(q);
+        }
+        std::vector<Biases> shared;
+        for (const Bias & bias : biases) shared.push_back(std::make_shared<const Bias>(bias));
+        shared.resize(2);
+        for (const auto & grammar : grammars) {
+            const uint64_t seed = rng();
+            Sampler s(seed);
+            s.set_params(p);
+            for (const Token token : history) s.accept(token);
+            for (uint64_t n = 1; n <= 3; n++) {
+                Token token = want.empty() ? -1 : want.back().id;
+                if (!want.empty() && p.temperature <= 0) token = want[0].id;
+                if (!want.empty() && p.temperature > 0) {
+                    double at = uniform(seed, n) * sum;
+                    for (const Candidate & x : want) {
+                        if ((at -= static_cast<double>(x.p)) >= 0) continue;
+                        token = x.id;
+                        break;
+                    }
+                }
+                CHECK_EQ(s.sample(logits.data(), n_vocab, grammar.get(), scratch, {shared[0], shared[1]}), token);
+                CHECK_EQ(s.draws(), want.empty() || p.temperature <= 0 ? 0 : n);
+            }
+            for (size_t i = 0; i < want.size(); i += 1 + want.size() / 5) {
+                const Measure m = s.measure(want[i].id, logits.data(), n_vocab, grammar.get(), scratch, {shared[0], shared[1]});
+                const double q = static_cast<double>(want[i].p) / sum;
+                CHECK(m.surprisal == (q > 0 ? 0 - std::log(q) : std::numeric_limits<double>::infinity()) && m.entropy == entropy);
+            }
+        }
+    }
+}
+
 void test_validate() {
     SamplingParams().validate();
     plain().validate();
@@ -624,6 +798,7 @@ int main() {
     test_uniform();
     test_frequencies();
     test_grammar_and_top_k();
+    test_bit_for_bit();
     test_validate();
     return check::result("test_sampler");
 }

@@ -49,42 +49,82 @@ void Sampler::accept(Token token) {
     history_.push_back(token);
 }
 
-void Sampler::penalise(std::vector<float> & logits) const {
-    const size_t n = std::min<size_t>(history_.size(), static_cast<size_t>(params_.penalty_last_n));
-    std::vector<Token> window(history_.end() - static_cast<std::ptrdiff_t>(n), history_.end());
+// Gives every token of the window, once, and how often it stands there.
+template <typename Each>
+static void for_window(const std::vector<Token> & history, int32_t last_n, std::vector<Token> & window, Each && each) {
+    window.assign(history.end() - static_cast<std::ptrdiff_t>(std::min<size_t>(history.size(), static_cast<size_t>(last_n))), history.end());
     std::sort(window.begin(), window.end());
     for (auto it = window.begin(); it != window.end();) {
         const auto end = std::upper_bound(it, window.end(), *it);
-        if (float & logit = logits[static_cast<size_t>(*it)]; logit > none) {
-            logit = logit <= 0 ? logit * params_.penalty_repeat : logit / params_.penalty_repeat;
-            logit -= static_cast<float>(end - it) * params_.penalty_frequency + params_.penalty_presence;
-        }
+        each(*it, end - it);
         it = end;
     }
 }
 
-static bool above(const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; }
-
-// The k most likely candidates the grammar allows, most likely first. Looks at no more of the vocabulary than it must:
-// candidates are asked about in descending order, in growing batches, which gives the same k as asking about all of them.
-static void select(SamplerScratch & scratch, size_t k, Grammar * grammar) {
-    auto & all = scratch.candidates;
-    auto & trial = scratch.trial;
-    for (size_t m = std::min(all.size(), grammar ? std::max<size_t>(2 * k, 64) : k);; m = std::min(all.size(), m * 8)) {
-        if (m < all.size()) std::nth_element(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(m), all.end(), above);
-        trial.assign(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(m));
-        if (grammar) {
-            grammar->filter(trial);
-            std::erase_if(trial, [](const Candidate & c) { return !(c.logit > none); });
+// Biases and penalties touch few tokens as a rule, and the others are read where they are.
+Weighed Sampler::weigh(const float * logits, size_t n_vocab, SamplerScratch & scratch, std::initializer_list<Biases> biases) const {
+    auto & changed = scratch.changed;
+    changed.clear();
+    size_t n_changes = 0;
+    for (const Biases & bias : biases) n_changes += bias ? bias->size() : 0;
+    const bool has_window = params_.has_penalties() && !history_.empty();
+    if (has_window) n_changes += std::min<size_t>(history_.size(), static_cast<size_t>(params_.penalty_last_n));
+    if (n_changes == 0) return {logits, n_vocab, {}};
+    const auto change = [&](auto && logit_of) {
+        for (const Biases & bias : biases) {
+            if (!bias) continue;
+            for (const auto & [token, by] : *bias) logit_of(token) += by;
         }
-        if (trial.size() >= k || m == all.size()) break;
+        if (!has_window) return;
+        for_window(history_, params_.penalty_last_n, scratch.window, [&](Token token, std::ptrdiff_t n) {
+            float & logit = logit_of(token);
+            if (!(logit > none)) return;
+            logit = logit <= 0 ? logit * params_.penalty_repeat : logit / params_.penalty_repeat;
+            logit -= static_cast<float>(n) * params_.penalty_frequency + params_.penalty_presence;
+        });
+    };
+    if (n_changes > n_vocab / 8) {
+        scratch.logits.assign(logits, logits + n_vocab);
+        change([&](Token token) -> float & { return scratch.logits[static_cast<size_t>(token)]; });
+        return {scratch.logits.data(), n_vocab, {}};
     }
-    if (trial.size() > k) {
-        std::nth_element(trial.begin(), trial.begin() + static_cast<std::ptrdiff_t>(k), trial.end(), above);
-        trial.resize(k);
+    for (const Biases & bias : biases) {
+        if (!bias) continue;
+        for (const auto & item : *bias) changed.emplace_back(item.first, 0.0f);
     }
-    std::sort(trial.begin(), trial.end(), above);
-    all.swap(trial);
+    if (has_window) for_window(history_, params_.penalty_last_n, scratch.window, [&](Token token, std::ptrdiff_t) { changed.emplace_back(token, 0.0f); });
+    std::sort(changed.begin(), changed.end());
+    changed.erase(std::unique(changed.begin(), changed.end()), changed.end());
+    for (auto & [token, logit] : changed) logit = logits[token];
+    change([&](Token token) -> float & { return std::lower_bound(changed.begin(), changed.end(), token, [](const auto & pair, Token id) { return pair.first < id; })->second; });
+    return {logits, n_vocab, changed};
+}
+
+// The k most likely candidates the grammar allows, most likely first. A grammar that does not know all it allows is asked about
+// the most likely ones, and about more of them until there are enough, which gives the same k as asking about all.
+static void select(const Weighed & row, size_t k, Grammar * grammar, SamplerScratch & scratch) {
+    auto & c = scratch.candidates;
+    const uint64_t * legal = grammar ? grammar->known_mask() : nullptr;
+    if (!grammar || legal) {
+        most_likely(row, k, legal, c, scratch.maxima);
+    } else {
+        for (size_t m = std::max<size_t>(2 * k, 64);; m *= 8) {
+            most_likely(row, m, nullptr, c, scratch.maxima);
+            const bool is_all = c.size() < m || m >= row.n;
+            grammar->filter(c);
+            std::erase_if(c, [](const Candidate & x) { return !(x.logit > none); });
+            if (c.size() >= k || is_all) break;
+            if (const uint64_t * all_legal = grammar->mask()) {
+                most_likely(row, k, all_legal, c, scratch.maxima);
+                break;
+            }
+        }
+        if (c.size() > k) {
+            std::nth_element(c.begin(), c.begin() + static_cast<std::ptrdiff_t>(k), c.end(), above);
+            c.resize(k);
+        }
+    }
+    sort_candidates(c, scratch.room);
 }
 
 // Probabilities of sorted candidates at temperature 1; returns nothing, fills p.
@@ -116,31 +156,9 @@ static void keep_nucleus(std::vector<Candidate> & c, float top_p) {
 }
 
 double Sampler::shape(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) const {
-    auto & row = scratch.logits;
-    row.assign(logits, logits + n_vocab);
-    for (const Biases & bias : biases) {
-        if (!bias) continue;
-        for (const auto & [token, by] : *bias) row[static_cast<size_t>(token)] += by;
-    }
-    if (params_.has_penalties()) penalise(row);
     const bool greedy = params_.temperature <= 0;
     auto & c = scratch.candidates;
-    c.clear();
-    if (greedy && !grammar) {
-        size_t best = n_vocab;
-        for (size_t i = 0; i < n_vocab; i++) {
-            if (row[i] > (best == n_vocab ? none : row[best])) best = i;
-        }
-        if (best == n_vocab) return 0;
-        c.push_back({static_cast<Token>(best), row[best], 1});
-        return 1;
-    }
-    for (size_t i = 0; i < n_vocab; i++) {
-        if (row[i] > none) c.push_back({static_cast<Token>(i), row[i], 0});  // drops -infinity and NaN
-    }
-    const size_t k = greedy ? 1 : params_.top_k > 0 ? static_cast<size_t>(params_.top_k) : c.size();
-    if (c.empty()) return 0;
-    select(scratch, k, grammar);
+    select(weigh(logits, n_vocab, scratch, biases), greedy ? 1 : params_.top_k > 0 ? static_cast<size_t>(params_.top_k) : n_vocab, grammar, scratch);
     if (c.empty()) return 0;
     if (greedy) return c.front().p = 1;
     if (std::isinf(c.front().logit)) {  // more likely than anything finite, and no number to compute with

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/engine.hpp"
+#include "core/candidates.hpp"
 
 namespace pyl {
 
@@ -35,8 +35,11 @@ using Biases = std::shared_ptr<const std::vector<std::pair<Token, float>>>;
 // Working memory of sampling, shared by all branches of a store: no allocation in steady state.
 struct SamplerScratch {
     std::vector<float> logits;
+    std::vector<std::pair<Token, float>> changed;
+    std::vector<Token> window;
+    std::vector<float> maxima;
     std::vector<Candidate> candidates;
-    std::vector<Candidate> trial;
+    std::vector<Candidate> room;
 };
 
 // In nats; surprisal is +infinity for a token that cannot come.
@@ -75,7 +78,7 @@ private:
     // Fills scratch.candidates with what may be drawn, most likely first, p being its weight; returns the sum of the weights,
     // 0 when there is nothing. Greedy leaves one.
     double shape(const float * logits, size_t n_vocab, Grammar * grammar, SamplerScratch & scratch, std::initializer_list<Biases> biases) const;
-    void penalise(std::vector<float> & logits) const;
+    Weighed weigh(const float * logits, size_t n_vocab, SamplerScratch & scratch, std::initializer_list<Biases> biases) const;
     double uniform();
 
     SamplingParams params_;

@@ -64,6 +64,10 @@ public:
         filter({&one, 1});
         return one.logit == 0.0f;
     }
+    // A bit for each token that filter() lets through, valid until the next accept(); null where it knows them only one by one.
+    virtual const uint64_t * mask() { return nullptr; }
+    // The same if nothing has to be worked out for it, else null.
+    virtual const uint64_t * known_mask() { return nullptr; }
     // A lazy grammar before its trigger: filter() lets everything through, and still there may be tokens that allows() refuses, those
     // that would wake it with text it cannot take.
     virtual bool is_waiting() const { return false; }

@@ -745,6 +745,7 @@ typedef struct pyl_projector_info {
     uint64_t n_cache_hits;   /* rows that came from the cache instead */
     uint64_t cache_bytes;    /* rows in the cache now */
     double encode_s;         /* seconds in the encoder */
+    uint64_t n_prepared;     /* pictures and sounds that were scaled and cut for the encoder; once for all stretches of one */
 } pyl_projector_info;
 
 /* Facts about a projector. Thread: any. */

@@ -389,6 +389,7 @@ class pyl_projector_info(Structure):
         ("n_cache_hits", c_uint64),
         ("cache_bytes", c_uint64),
         ("encode_s", c_double),
+        ("n_prepared", c_uint64),
     ]
 
 

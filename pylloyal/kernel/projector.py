@@ -38,6 +38,8 @@ class ProjectorStatistics:
         Rows in the cache now.
     encode_s : float
         Seconds in the encoder.
+    n_prepared : int
+        Pictures and sounds that were scaled and cut for the encoder: once for all tiles of one.
     """
 
     has_vision: bool
@@ -51,6 +53,7 @@ class ProjectorStatistics:
     n_cache_hits: int
     cache_bytes: int
     encode_s: float
+    n_prepared: int
 
 
 class Projector(Handle):
@@ -97,7 +100,7 @@ class Projector(Handle):
         i = new(capi.pyl_projector_info)
         library().pyl_projector_describe(self._ptr(), ref(i))
         return ProjectorStatistics(bool(i.has_vision), bool(i.has_audio), i.sample_rate, i.n_embd, bool(i.is_mrope), bool(i.is_non_causal), i.n_frames_merged, i.n_encodes,
-                                   i.n_cache_hits, i.cache_bytes, i.encode_s)
+                                   i.n_cache_hits, i.cache_bytes, i.encode_s, i.n_prepared)
 
 
 @dataclass(frozen=True, slots=True)

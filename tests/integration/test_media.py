@@ -18,6 +18,7 @@ from pylloyal.sources.chat import chat
 # Text model and projector; M-RoPE with and without deep stacks, rows that see each other, tiles, and a model with a running state.
 PAIRS = {"qwen2vl": ("tiny-qwen2vl", "mmproj-tiny-qwen2vl"), "qwen3vl": ("tiny-qwen3vl", "mmproj-tiny-qwen3vl"), "gemma3": ("tiny-gemma3", "mmproj-tiny-gemma3"),
          "smolvlm": ("tiny-llama", "mmproj-tiny-smolvlm"), "qwen35": ("tiny-qwen35", "mmproj-tiny-qwen2vl")}
+TILING = ("smolvlm",)
 SIZES = [(1, 1), (8, 8), (17, 33), (64, 48), (128, 128), (300, 100), (100, 300), (257, 255), (500, 3), (1, 400), (400, 1), (2000, 8)]
 ROOT = Path(__file__).resolve().parents[2]
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -100,6 +101,46 @@ def test_a_quote_is_the_charge(eye: Eye, size: tuple[int, int]) -> None:
         assert (root.position, root.cells_own, root.slack, store.pressure().cells_used) == (quote.n_pos, quote.n_cells, quote.slack, quote.n_cells)
         assert eye.n_encodes == before + quote.n_media
         assert np.isfinite(root.logits()).all()
+
+
+def test_a_picture_is_prepared_once_for_all_its_tiles(eye: Eye) -> None:
+    """However many stretches it has; again for another branch, and not at all where every row comes from the cache."""
+    items = ["a", picture(300, 200, id="one"), "b", picture(64, 48, 1), picture(200, 300, 2), "c"]
+    with Projector(eye.model, eye.projector_path, n_threads=1, cache_bytes=10_000_000) as kept, eye.store(n_ctx=4096) as store, Prompt(kept, items) as prompt:
+        assert kept.statistics().n_prepared == 0
+        n_media = prompt.quote().n_media
+        assert (n_media > 3) == (eye.name in TILING)
+        for expected, name in ((3, "encoded"), (5, "the first from the cache")):
+            with store.root() as root:
+                root.prefill(prompt)
+                told = kept.statistics()
+                assert told.n_prepared == expected, name
+                logits = root.logits()
+        assert told.n_encodes + told.n_cache_hits == 2 * n_media
+        assert np.array_equal(logits, replay(eye, "a", picture(300, 200), "b", picture(64, 48, 1), picture(200, 300, 2), "c", n_ctx=4096))
+
+
+def test_two_branches_in_turns_through_one_prompt(eye: Eye) -> None:
+    """What is kept of a picture between two of its tiles belongs to its place in the prompt, whoever asks."""
+    items = ["a", picture(300, 200), picture(200, 300, 1), "c"]
+    whole = replay(eye, *items, n_ctx=2048)
+    with eye.prompt(*items) as prompt:
+        found: list[Logits] = []
+
+        def work() -> None:
+            with eye.store(n_ctx=2048) as store:
+                for _ in range(3):
+                    with store.root() as root:
+                        root.prefill(prompt)
+                        found.append(root.logits())
+
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(found) == 6
+    assert all(np.array_equal(one, whole) for one in found)
 
 
 def test_places_of_a_picture(eye: Eye) -> None:

@@ -1,5 +1,6 @@
 // Pictures and sound through mtmd. A prompt is laid out with placeholders, which give exact counts without a pixel; when a stretch of
-// rows is wanted, its pictures alone are prepared and encoded. So a long clip costs its pixels and one frame's preparation.
+// rows is wanted, its pictures alone are prepared and encoded. So a long clip costs its pixels and one frame's preparation. What was
+// prepared of a picture with several stretches (tiles, half minutes of sound) is kept until its last one is encoded.
 #include <algorithm>
 #include <chrono>
 #include <list>
@@ -98,6 +99,15 @@ private:
 
 struct Block {
     size_t ordinal;  // which of the part's blocks: tiling projectors make several of one picture
+    bool is_last;    // of its part
+};
+
+using Rows = std::shared_ptr<const std::vector<float>>;
+
+// A picture or sound made ready for the encoder, with its block that comes next; under the projector's lock.
+struct Prepared {
+    uint32_t part = 0;
+    mtmd::input_chunks_ptr chunks;
 };
 
 class LlamaProjector final : public Projector {
@@ -109,14 +119,14 @@ public:
         const std::scoped_lock lock(mutex_);
         const mtmd_context * c = context_.get();
         return {sizeof(pyl_projector_info), mtmd_support_vision(c), mtmd_support_audio(c), std::max(0, mtmd_get_audio_sample_rate(c)), model_->info().n_embd_inp, mtmd_decode_use_mrope(c), mtmd_decode_use_non_causal(c, nullptr),
-                n_frames_merged_, n_encodes_, n_cache_hits_, cache_.bytes(), encode_s_};
+                n_frames_merged_, n_encodes_, n_cache_hits_, cache_.bytes(), encode_s_, n_prepared_};
     }
     const std::shared_ptr<const Model> & model() const override { return model_; }
     std::shared_ptr<Prompt> lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const override;
 
     // The chunks of these parts, with their pixels or as placeholders.
     mtmd::input_chunks_ptr chunks_of(std::span<const Part> parts, bool with_content) const;
-    std::shared_ptr<const std::vector<float>> encode(std::span<const Part> parts, size_t ordinal, const Segment & segment) const;
+    Rows encode(std::span<const Part> parts, const Block & block, const Segment & segment, Prepared & prepared) const;
 
 private:
     std::shared_ptr<const Model> model_;
@@ -124,7 +134,7 @@ private:
     mutable std::mutex mutex_;  // the encoder has one output buffer
     mutable RowCache cache_;
     int n_frames_merged_;
-    mutable uint64_t n_encodes_ = 0, n_cache_hits_ = 0;
+    mutable uint64_t n_encodes_ = 0, n_cache_hits_ = 0, n_prepared_ = 0;
     mutable double encode_s_ = 0;
 };
 
@@ -134,7 +144,7 @@ public:
         : Prompt(projector->model(), std::move(segments), is_decodable), projector_(std::move(projector)), blocks_(std::move(blocks)), parts_(std::move(parts)) {}
     void with_rows(size_t segment, const std::function<void(const float *)> & use) const override {
         const Segment & s = segments()[segment];
-        const auto rows = projector_->encode(std::span(parts_).subspan(s.part, s.n_parts), blocks_[segment].ordinal, s);
+        const Rows rows = projector_->encode(std::span(parts_).subspan(s.part, s.n_parts), blocks_[segment], s, prepared_);
         use(rows->data());
     }
 
@@ -142,6 +152,7 @@ private:
     std::shared_ptr<const LlamaProjector> projector_;
     std::vector<Block> blocks_;
     std::vector<Part> parts_;
+    mutable Prepared prepared_;
 };
 
 mtmd::input_chunks_ptr LlamaProjector::chunks_of(std::span<const Part> parts, bool with_content) const {
@@ -223,7 +234,7 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
             s.part = static_cast<uint32_t>(std::stoul(mtmd_input_chunk_get_id(chunk)));
             for (size_t b = segments.size(); b-- > 0;) {
                 if (segments[b].is_text()) continue;
-                if (segments[b].part == s.part) ordinal = blocks[b].ordinal + 1;
+                if (segments[b].part == s.part) ordinal = blocks[b].ordinal + 1, blocks[b].is_last = false;
                 break;
             }
             s.n_rows = static_cast<uint32_t>(mtmd_input_chunk_get_n_tokens(chunk));
@@ -233,7 +244,7 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
             if (s.n_rows == 0 || s.n_pos < 1) throw Error(PYL_E_MEDIA, "a picture or sound takes no rows").at(s.part);
         }
         segments.push_back(std::move(s));
-        blocks.push_back({ordinal});
+        blocks.push_back({ordinal, true});
     }
     // A medium that heads no block was merged into the one before it.
     for (size_t i = 0; i < parts.size(); i++) {
@@ -252,23 +263,31 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
     return std::make_shared<LlamaPrompt>(std::static_pointer_cast<const LlamaProjector>(self), std::move(segments), std::move(blocks), std::move(parts), is_decodable);
 }
 
-std::shared_ptr<const std::vector<float>> LlamaProjector::encode(std::span<const Part> parts, size_t ordinal, const Segment & segment) const {
+Rows LlamaProjector::encode(std::span<const Part> parts, const Block & block, const Segment & segment, Prepared & prepared) const {
     const std::scoped_lock lock(mutex_);
     // Lengths keep "a|b" apart from "a" and "b"; the number of rows keeps apart what should never have had one id.
     std::string key;
     for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + std::to_string(part.id.size()) + ":" + part.id + "|";
     if (!key.empty()) {
-        key += std::to_string(ordinal) + "/" + std::to_string(segment.n_rows);
+        key += std::to_string(block.ordinal) + "/" + std::to_string(segment.n_rows);
         if (auto found = cache_.find(key)) {
             n_cache_hits_++;
+            if (block.is_last) prepared.chunks.reset();
             return found;
         }
     }
-    const mtmd::input_chunks_ptr chunks = chunks_of(parts, true);
+    if (!prepared.chunks || prepared.part != segment.part) {
+        prepared.chunks.reset();  // never two at once
+        prepared = {segment.part, chunks_of(parts, true)};
+        n_prepared_++;
+    }
+    // Once the last block is under way nothing of the picture is kept, whether it can be encoded or not.
+    const mtmd::input_chunks_ptr done = block.is_last ? std::move(prepared.chunks) : nullptr;
+    const mtmd_input_chunks * const chunks = block.is_last ? done.get() : prepared.chunks.get();
     const mtmd_input_chunk * chunk = nullptr;
-    for (size_t k = 0, media = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
-        const mtmd_input_chunk * one = mtmd_input_chunks_get(chunks.get(), k);
-        if (mtmd_input_chunk_get_type(one) != MTMD_INPUT_CHUNK_TYPE_TEXT && media++ == ordinal) chunk = one;
+    for (size_t k = 0, media = 0; k < mtmd_input_chunks_size(chunks); k++) {
+        const mtmd_input_chunk * one = mtmd_input_chunks_get(chunks, k);
+        if (mtmd_input_chunk_get_type(one) != MTMD_INPUT_CHUNK_TYPE_TEXT && media++ == block.ordinal) chunk = one;
     }
     if (!chunk || mtmd_input_chunk_get_n_tokens(chunk) != segment.n_rows) throw Error(PYL_E_MEDIA, "the engine lays a picture out differently alone than in its prompt; this projector is not supported");
     const auto start = std::chrono::steady_clock::now();

@@ -86,7 +86,7 @@ def _delta_net(at: str, *gates: str) -> str:
 
 
 def _vit(*, qkv: bool = False) -> str:
-    """The vision transformer all four projectors share, with 8 x 8 patches."""
+    """The vision transformer all projectors that see share, with 8 x 8 patches."""
     attn = ["attn_qkv[64,192]", "attn_qkv.bias[192]"] if qkv else [f"attn_{x}{shape}" for x in "qkv" for shape in ("[64,64]", ".bias[64]")]
     ffn = ["attn_out[64,64]", "attn_out.bias[64]", "ffn_up[64,128]", "ffn_up.bias[128]", "ffn_down[128,64]", "ffn_down.bias[64]"]
     blocks = " ".join(f"v.blk.*.{name}" for name in ["ln1[64]", "ln1.bias[64]", "ln2[64]", "ln2.bias[64]", *attn, *ffn])
@@ -204,4 +204,8 @@ SPECS = {
     "mmproj-tiny-smolvlm": Spec(
         "clip", 2, _clip("idefics3", image_size=64, projector__scale_factor=2, preproc_image_size=128), f"{_vit()} v.patch_embd.bias[64] v.position_embd[64,64] mm.model.fc[256,64]", vocab="none",
         is_decoder=False),
+    "mmproj-tiny-internvl": Spec(  # tiles, and the one kind here whose encoder takes several pictures in one run
+        "clip", 2, _clip("internvl", image_size=64, projector__scale_factor=2),
+        f"{_vit()} v.patch_embd.bias[64] v.class_embd![64] v.position_embd[64,65] mm.model.mlp.0[256] mm.model.mlp.0.bias[256] mm.model.mlp.1[256,64] mm.model.mlp.1.bias[64] mm.model.mlp.3[64,64] "
+        "mm.model.mlp.3.bias[64]", vocab="none", is_decoder=False),
 }

@@ -158,7 +158,7 @@ _BY_NAME: Final = [(re.compile(pattern), centre, spread) for pattern, centre, sp
     (r"ssm_dt\.bias", -2.0, 0.5),                      # a step of about 0.13: the state remembers some ten tokens
     (r"exp_probs_b", 0.0, 0.02),
     (r"\.bias$", 0.0, 0.05),
-    (r"norm|\.post_ln|\.ln\d|time_mix_ln|ssm_d$|layer_output_scale|rope_freqs|time_mix_k_", 1.0, 0.1),
+    (r"norm|mlp\.0\.weight|\.post_ln|\.ln\d|time_mix_ln|ssm_d$|layer_output_scale|rope_freqs|time_mix_k_", 1.0, 0.1),
     (r"ssm_a$", -1.0, 0.25),                           # never positive: the spread ends at 3.5
     (r"time_mix_w0", -1.0, 0.3),
     (r"time_mix_(a0|v0)", 0.0, 0.3),

@@ -703,8 +703,9 @@ typedef struct pyl_projector_params {
     uint32_t n_threads;        /* 0 for the cores this process may use */
     int32_t use_gpu;           /* 1: on an accelerator where there is one; 0 (default) */
     int32_t flash_attn;        /* PYL_FLASH_ATTN_* of the encoder */
-    uint32_t image_min_tokens; /* bounds for encoders of dynamic resolution; 0 for what the file says */
-    uint32_t image_max_tokens;
+    uint32_t image_min_tokens; /* bounds that encoders of dynamic resolution scale to; 0 for what the file says */
+    uint32_t image_max_tokens; /* a picture that would take more rows all the same is refused when it is laid out, with need and have; the view of
+                                  the whole that tiling projectors add is not counted */
     uint64_t cache_bytes;      /* most bytes of encoded rows to keep for pictures that come again; 0 (default) keeps none */
 } pyl_projector_params;
 

@@ -69,7 +69,9 @@ class Projector(Handle):
     gpu : bool
         Encode on an accelerator, where there is one.
     image_min_tokens, image_max_tokens : int, optional
-        Bounds on the rows of a picture, for encoders of dynamic resolution.
+        Bounds on the rows of a picture, to which encoders of dynamic resolution scale it. One that would take more than ``image_max_tokens`` all
+        the same, because it is very thin or the encoder has one size only, raises :class:`~pylloyal.errors.MediaError` when a prompt is made of
+        it, with ``need`` and ``have``. The view of the whole that tiling projectors add is not counted.
     cache_bytes : int
         Most bytes of encoded rows to keep for pictures that come again. Forks need none of it: they share the cells.
 

@@ -17,8 +17,8 @@ from pylloyal.sources.chat import chat
 
 # Text model and projector; M-RoPE with and without deep stacks, rows that see each other, tiles, and a model with a running state.
 PAIRS = {"qwen2vl": ("tiny-qwen2vl", "mmproj-tiny-qwen2vl"), "qwen3vl": ("tiny-qwen3vl", "mmproj-tiny-qwen3vl"), "gemma3": ("tiny-gemma3", "mmproj-tiny-gemma3"),
-         "smolvlm": ("tiny-llama", "mmproj-tiny-smolvlm"), "qwen35": ("tiny-qwen35", "mmproj-tiny-qwen2vl")}
-TILING = ("smolvlm",)
+         "smolvlm": ("tiny-llama", "mmproj-tiny-smolvlm"), "internvl": ("tiny-llama", "mmproj-tiny-internvl"), "qwen35": ("tiny-qwen35", "mmproj-tiny-qwen2vl")}
+TILING = ("smolvlm", "internvl")
 SIZES = [(1, 1), (8, 8), (17, 33), (64, 48), (128, 128), (300, 100), (100, 300), (257, 255), (500, 3), (1, 400), (400, 1), (2000, 8)]
 ROOT = Path(__file__).resolve().parents[2]
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -436,20 +436,67 @@ def test_one_projector_serves_several_threads(eye: Eye) -> None:
         assert all(np.array_equal(one, alone[i]) for one in logits)
 
 
-def test_bounds_on_the_rows_of_a_picture(grid: Eye) -> None:
-    with Projector(grid.model, grid.projector_path, n_threads=1, image_min_tokens=20, image_max_tokens=40) as bounded:
-        for size in [*SIZES, (1000, 1000)]:
-            with Prompt(bounded, [picture(*size)], add_special=False) as prompt, grid.store() as store:
-                n = next(s["n_cells"] for s in prompt.segments() if s["kind"] == "rows")
-                # The engine's rule for very thin pictures is one row or column of as many as their length has.
-                assert 10 <= n <= 40 or max(size) > 40 * min(size), size
-                root = store.root()
-                root.prefill(prompt)
-                assert (root.position, root.cells_own) == (prompt.quote().n_pos, prompt.quote().n_cells)
+def rows_of(prompt: Prompt, is_tiling: bool) -> int:
+    """Rows of one picture, without the view of the whole beside its tiles."""
+    blocks = [s["n_cells"] for s in prompt.segments() if s["kind"] == "rows"]
+    return sum(blocks) - (max(blocks) if is_tiling and len(blocks) > 1 else 0)
+
+
+def laid_out(projector: Projector, *items: Any) -> Prompt | errors.MediaError:
+    try:
+        return Prompt(projector, items, add_special=False)
+    except errors.MediaError as error:
+        return error
+
+
+@pytest.mark.parametrize("bound", [4, 16, 40, 64])
+def test_no_picture_takes_more_rows_than_its_bound(eye: Eye, bound: int) -> None:
+    """Laid out within it and decoded, or refused by name before anything is encoded; counted alike with pixels and without."""
+    taken, refused = set(), set()
+    with Projector(eye.model, eye.projector_path, n_threads=1, image_min_tokens=min(4, bound), image_max_tokens=bound) as bounded, eye.store(n_ctx=2048) as store:
+        for size in [*SIZES, (1, 5000), (16, 400), (1000, 1000)]:
+            before = bounded.statistics().n_encodes
+            for part in (PlaceholderPart(*size), picture(*size)):
+                found = laid_out(bounded, "a", part)
+                if isinstance(found, Prompt):
+                    with found as prompt, store.root() as root:
+                        assert 0 < rows_of(prompt, eye.name in TILING) <= bound
+                        taken.add(size)
+                        if prompt.quote().is_decodable:
+                            root.prefill(prompt)
+                            assert (root.position, root.cells_own) == (prompt.quote().n_pos, prompt.quote().n_cells)
+                elif "resize" in str(found):  # so thin that it cannot be scaled at all
+                    assert (eye.name, type(part)) == ("smolvlm", PixelPart)
+                else:
+                    assert (found.index, found.have) == (1, bound)
+                    assert found.need is not None
+                    assert found.need > bound
+                    assert f"{size[0]} x {size[1]} pixels takes {found.need} rows" in str(found)
+                    assert f"image_max_tokens ({bound})" in str(found)
+                    assert bounded.statistics().n_encodes == before
+                    refused.add(size)
+    assert not taken & refused
+    if eye.name.startswith("qwen"):  # scaled to any bound, but for what is too thin
+        assert {(64, 48), (300, 100), (257, 255), (1000, 1000)} <= taken
+        assert (1, 5000) in refused
+    elif eye.name == "smolvlm":  # scaled to as many tiles of 16 rows as fit
+        assert ((1000, 1000) in taken) == (bound >= 16)
+        assert ((1, 5000) in refused) == (bound < 40)
+    elif eye.name == "internvl":  # one to twelve tiles of 16 rows, whatever the bound
+        assert ((8, 8) in taken) == (bound >= 16)
+        assert (1000, 1000) in refused
+    else:  # one size
+        assert not (refused if bound >= 16 else taken)
+
+
+def test_bounds_that_make_no_sense_are_refused(grid: Eye) -> None:
     with pytest.raises(errors.InvalidArgumentError):
         Projector(grid.model, grid.projector_path, image_min_tokens=41, image_max_tokens=40)
     with pytest.raises(errors.InvalidArgumentError):
         Projector(grid.model, grid.projector_path, cache_bytes=-1)
+    # a bound from below is kept as well
+    with Projector(grid.model, grid.projector_path, n_threads=1, image_min_tokens=20, image_max_tokens=40) as bounded, Prompt(bounded, [PlaceholderPart(16, 16)], add_special=False) as prompt:
+        assert 20 <= rows_of(prompt, False) <= 40
 
 
 # -------------------------------------------------------------------------------------------------------------- wrong files

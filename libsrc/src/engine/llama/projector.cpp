@@ -113,7 +113,7 @@ struct Prepared {
 class LlamaProjector final : public Projector {
 public:
     LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged)
-        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), n_frames_merged_(n_frames_merged) {}
+        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged) {}
 
     pyl_projector_info info() const override {
         const std::scoped_lock lock(mutex_);
@@ -133,6 +133,7 @@ private:
     mtmd::context_ptr context_;
     mutable std::mutex mutex_;  // the encoder has one output buffer
     mutable RowCache cache_;
+    uint32_t max_rows_;  // of a picture; 0 for what the file says
     int n_frames_merged_;
     mutable uint64_t n_encodes_ = 0, n_cache_hits_ = 0, n_prepared_ = 0;
     mutable double encode_s_ = 0;
@@ -251,10 +252,20 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
         if (!parts[i].is_media()) continue;
         bool heads = false;
         Segment * before = nullptr;
+        uint32_t n_rows = 0, n_blocks = 0, largest = 0;
         for (Segment & s : segments) {
             if (s.is_text()) continue;
-            heads |= s.part == i;
+            if (s.part == i) heads = true, n_rows += s.n_rows, n_blocks++, largest = std::max(largest, s.n_rows);
             if (s.part < i) before = &s;
+        }
+        // The engine takes the bound as an area, and what is too thin for one row or column of it grows beyond; encoders of one size never look.
+        // The view of the whole that stands beside tiles is not counted, there or here.
+        if (n_blocks > 1) n_rows -= largest;
+        if (max_rows_ && parts[i].kind == PYL_PART_IMAGE && n_rows > max_rows_) {
+            const std::string size = std::to_string(parts[i].width) + " x " + std::to_string(parts[i].height);
+            throw Error(PYL_E_MEDIA, "a picture of " + size + " pixels takes " + std::to_string(n_rows) + " rows of this projector, more than image_max_tokens (" + std::to_string(max_rows_) + "), and the engine makes it no smaller: it is too thin, or this encoder has sizes of its own")
+                .at(i)
+                .numbers(n_rows, max_rows_);
         }
         if (heads) continue;
         if (!before || before->part + 1 != i || !parts[i].is_frame) throw Error(PYL_E_MEDIA, "a picture or sound was left out by the engine").at(i);

@@ -742,7 +742,7 @@ typedef struct pyl_projector_info {
     int32_t is_mrope;        /* 1 when rows stand at (time, row, column) and take fewer positions than cells */
     int32_t is_non_causal;   /* 1 when a picture's rows see each other: they must fit one dispatch */
     int32_t n_frames_merged; /* frames of a clip that share one set of rows: 1 or 2 */
-    uint64_t n_encodes;      /* encoder runs since it was opened */
+    uint64_t n_encodes;      /* encoder runs since it was opened; pictures of one shape share a run where the encoder can */
     uint64_t n_cache_hits;   /* rows that came from the cache instead */
     uint64_t cache_bytes;    /* rows in the cache now */
     double encode_s;         /* seconds in the encoder */

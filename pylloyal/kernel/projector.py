@@ -33,7 +33,7 @@ class ProjectorStatistics:
     n_frames_merged : int
         Frames of a clip that share one set of rows: 1 or 2.
     n_encodes, n_cache_hits : int
-        Encoder runs, and rows that came from the cache instead.
+        Encoder runs, of which several pictures of one shape share one where the encoder can, and stretches of rows that came from the cache instead.
     cache_bytes : int
         Rows in the cache now.
     encode_s : float

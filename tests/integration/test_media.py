@@ -19,6 +19,7 @@ from pylloyal.sources.chat import chat
 PAIRS = {"qwen2vl": ("tiny-qwen2vl", "mmproj-tiny-qwen2vl"), "qwen3vl": ("tiny-qwen3vl", "mmproj-tiny-qwen3vl"), "gemma3": ("tiny-gemma3", "mmproj-tiny-gemma3"),
          "smolvlm": ("tiny-llama", "mmproj-tiny-smolvlm"), "internvl": ("tiny-llama", "mmproj-tiny-internvl"), "qwen35": ("tiny-qwen35", "mmproj-tiny-qwen2vl")}
 TILING = ("smolvlm", "internvl")
+SEVERAL = ("internvl",)  # whose encoder takes several pictures of one shape in one run
 SIZES = [(1, 1), (8, 8), (17, 33), (64, 48), (128, 128), (300, 100), (100, 300), (257, 255), (500, 3), (1, 400), (400, 1), (2000, 8)]
 ROOT = Path(__file__).resolve().parents[2]
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -99,7 +100,7 @@ def test_a_quote_is_the_charge(eye: Eye, size: tuple[int, int]) -> None:
         outcome = store.decode_prompts([(root, prompt)])[0]
         assert (outcome.error, outcome.n_segments, outcome.n_cells) == (None, quote.n_segments, quote.n_cells)
         assert (root.position, root.cells_own, root.slack, store.pressure().cells_used) == (quote.n_pos, quote.n_cells, quote.slack, quote.n_cells)
-        assert eye.n_encodes == before + quote.n_media
+        assert eye.n_encodes == before + (1 if eye.name in SEVERAL else quote.n_media)
         assert np.isfinite(root.logits()).all()
 
 
@@ -116,8 +117,60 @@ def test_a_picture_is_prepared_once_for_all_its_tiles(eye: Eye) -> None:
                 told = kept.statistics()
                 assert told.n_prepared == expected, name
                 logits = root.logits()
-        assert told.n_encodes + told.n_cache_hits == 2 * n_media
+        hits = sum(s["kind"] == "rows" and s["part"] == 1 for s in prompt.segments())
+        assert told.n_cache_hits == hits
+        assert told.n_encodes == (5 if eye.name in SEVERAL else 2 * n_media - hits)
         assert np.array_equal(logits, replay(eye, "a", picture(300, 200), "b", picture(64, 48, 1), picture(200, 300, 2), "c", n_ctx=4096))
+
+
+def test_pictures_of_one_shape_share_a_run_where_the_encoder_can(eye: Eye) -> None:
+    """Each with the rows it has alone; no more in a run than mtmd allows; the same picture twice is encoded once where there is a cache."""
+    alike = [picture(64, 48, i) for i in range(5)]
+    whole = replay(eye, "a", *alike[:2], "b", *alike[2:])
+    with eye.store(n_ctx=4096) as store, store.root() as root:
+        before = eye.n_encodes
+        with eye.prompt("a", *alike[:2], "b", *alike[2:]) as prompt:
+            root.prefill(prompt)
+            n_media = prompt.quote().n_media
+        assert np.array_equal(root.logits(), whole)
+        assert eye.n_encodes - before == (1 if eye.name in SEVERAL else n_media)
+        one_by_one = store.root()
+        for i, item in enumerate(["a", *alike[:2], "b", *alike[2:]]):
+            with eye.prompt(item, add_special=i == 0) as prompt:
+                one_by_one.prefill(prompt)
+        assert np.array_equal(one_by_one.logits(), whole)
+        # another shape ends the run, and what comes behind it begins one
+        before = eye.n_encodes
+        with store.root() as mixed, eye.prompt(*alike[:2], picture(48, 64), *alike[2:]) as prompt:
+            mixed.prefill(prompt)
+            assert eye.n_encodes - before == (3 if eye.name in SEVERAL else prompt.quote().n_media)
+    with Projector(eye.model, eye.projector_path, n_threads=1, cache_bytes=10_000_000) as kept, eye.store(n_ctx=4096) as store:
+        named = [PixelPart(alike[i].pixels, id=f"picture {i}") for i in (0, 1, 0, 1, 2)]
+        plain = [alike[i] for i in (0, 1, 0, 1, 2)]
+        with Prompt(kept, named) as prompt, store.root() as root:
+            root.prefill(prompt)
+            n = prompt.quote().n_media // 5
+            assert np.array_equal(root.logits(), replay(eye, *plain))
+            told = kept.statistics()
+            assert (told.n_encodes, told.n_cache_hits) == (1 if eye.name in SEVERAL else 3 * n, 2 * n)
+
+
+def test_no_run_is_longer_than_mtmd_allows(folder: Path) -> None:
+    """1024 rows: 64 tiles of 16."""
+    eye = Eye("internvl", folder)
+    try:
+        with eye.store(n_ctx=2048) as store, eye.prompt(*(picture(64, 48, i) for i in range(70))) as prompt, store.root() as root:
+            before = eye.n_encodes
+            root.prefill(prompt)
+            assert eye.n_encodes == before + 2
+            logits = root.logits()
+        with eye.store(n_ctx=2048) as store, store.root() as root:
+            for i in range(70):
+                with eye.prompt(picture(64, 48, i), add_special=i == 0) as prompt:
+                    root.prefill(prompt)
+            assert np.array_equal(root.logits(), logits)
+    finally:
+        eye.close()
 
 
 def test_two_branches_in_turns_through_one_prompt(eye: Eye) -> None:
@@ -305,6 +358,7 @@ def test_rows_that_see_each_other_are_one_block(folder: Path) -> None:
 
 
 MIXES: dict[str, list[Any]] = {"text and picture": ["the sea ", (64, 48), " is"], "picture first": [(64, 48), "red"], "picture last": ["red ", (48, 112)], "two shapes": ["a ", (64, 48), "b ", (48, 112), " c"],
+         "alike": ["a", (64, 48), "b ", (64, 48), (64, 48), " c ", (48, 64), (48, 64), (64, 48)],
          "side by side": ["a", (32, 32), (64, 32), "b"], "long": ["the ", (160, 160), " sea"],
          "frames": ["Video:", (64, 48, True), (64, 48, True), (64, 48, True), "[0m5.00s]", (64, 48, True), (64, 48, True)]}
 

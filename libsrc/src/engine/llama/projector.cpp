@@ -65,7 +65,7 @@ void check_projector_file(const std::string & path) { read_header(path); }
 
 namespace {
 
-class LlamaProjector;
+class LlamaPrompt;
 
 // Encoded rows by content, the least recently used first to go.
 class RowCache {
@@ -77,6 +77,7 @@ public:
         order_.splice(order_.end(), order_, found->second);
         return found->second->second;
     }
+    bool contains(const std::string & key) const { return at_.contains(key); }
     void add(const std::string & key, std::shared_ptr<const std::vector<float>> rows) {
         const uint64_t bytes = rows->size() * sizeof(float);
         if (bytes > limit_ || at_.contains(key)) return;
@@ -104,7 +105,7 @@ struct Block {
 
 using Rows = std::shared_ptr<const std::vector<float>>;
 
-// A picture or sound made ready for the encoder, with its block that comes next; under the projector's lock.
+// A picture or sound made ready for the encoder.
 struct Prepared {
     uint32_t part = 0;
     mtmd::input_chunks_ptr chunks;
@@ -112,8 +113,8 @@ struct Prepared {
 
 class LlamaProjector final : public Projector {
 public:
-    LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged)
-        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged) {}
+    LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged, bool takes_several)
+        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged), takes_several_(takes_several) {}
 
     pyl_projector_info info() const override {
         const std::scoped_lock lock(mutex_);
@@ -126,15 +127,19 @@ public:
 
     // The chunks of these parts, with their pixels or as placeholders.
     mtmd::input_chunks_ptr chunks_of(std::span<const Part> parts, bool with_content) const;
-    Rows encode(std::span<const Part> parts, const Block & block, const Segment & segment, Prepared & prepared) const;
+    // The rows of a segment; with an encoder that takes several pictures at once, those of the segments behind it too, for when they are asked for.
+    Rows encode(const LlamaPrompt & prompt, size_t index) const;
 
 private:
+    const mtmd_input_chunk * prepare(const LlamaPrompt & prompt, size_t index, std::vector<Prepared> & kept) const;
+
     std::shared_ptr<const Model> model_;
     mtmd::context_ptr context_;
     mutable std::mutex mutex_;  // the encoder has one output buffer
     mutable RowCache cache_;
     uint32_t max_rows_;  // of a picture; 0 for what the file says
     int n_frames_merged_;
+    bool takes_several_;  // pictures in one run
     mutable uint64_t n_encodes_ = 0, n_cache_hits_ = 0, n_prepared_ = 0;
     mutable double encode_s_ = 0;
 };
@@ -144,16 +149,41 @@ public:
     LlamaPrompt(std::shared_ptr<const LlamaProjector> projector, std::vector<Segment> segments, std::vector<Block> blocks, std::vector<Part> parts, bool is_decodable)
         : Prompt(projector->model(), std::move(segments), is_decodable), projector_(std::move(projector)), blocks_(std::move(blocks)), parts_(std::move(parts)) {}
     void with_rows(size_t segment, const std::function<void(const float *)> & use) const override {
-        const Segment & s = segments()[segment];
-        const Rows rows = projector_->encode(std::span(parts_).subspan(s.part, s.n_parts), blocks_[segment], s, prepared_);
+        const Rows rows = projector_->encode(*this, segment);
         use(rows->data());
     }
 
 private:
+    friend LlamaProjector;
+    std::span<const Part> parts_of(const Segment & segment) const { return std::span(parts_).subspan(segment.part, segment.n_parts); }
+
+    // What the cache knows the rows of a segment by; empty for what has no name.
+    std::string key_of(size_t index) const {
+        const Segment & segment = segments()[index];
+        std::string key;
+        for (const Part & part : parts_of(segment)) {
+            if (part.id.empty()) return {};
+            key += std::to_string(part.id.size()) + ":" + part.id + "|";  // lengths keep "a|b" apart from "a" and "b"
+        }
+        // and the number of rows what should never have had one id
+        return key + std::to_string(blocks_[index].ordinal) + "/" + std::to_string(segment.n_rows);
+    }
+
+    // Whether two segments may share a run. mtmd compares numbers of rows alone, and would read a picture of 32 x 64 by the width of one of 64 x 32;
+    // tiles of one picture are of one shape in all encoders that take several.
+    bool is_alike(size_t a, size_t b) const {
+        const Segment &s = segments()[a], &t = segments()[b];
+        const Part &p = parts_[s.part], &q = parts_[t.part];
+        if (p.kind != PYL_PART_IMAGE || q.kind != PYL_PART_IMAGE || s.n_rows != t.n_rows || s.n_parts != 1 || t.n_parts != 1) return false;
+        return s.part == t.part || (p.width == q.width && p.height == q.height && blocks_[a].ordinal == blocks_[b].ordinal);
+    }
+
     std::shared_ptr<const LlamaProjector> projector_;
     std::vector<Block> blocks_;
     std::vector<Part> parts_;
+    // Under the projector's lock: the picture whose stretches are being encoded, and rows that were encoded with earlier ones.
     mutable Prepared prepared_;
+    mutable std::map<size_t, Rows> ahead_;
 };
 
 mtmd::input_chunks_ptr LlamaProjector::chunks_of(std::span<const Part> parts, bool with_content) const {
@@ -274,43 +304,75 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
     return std::make_shared<LlamaPrompt>(std::static_pointer_cast<const LlamaProjector>(self), std::move(segments), std::move(blocks), std::move(parts), is_decodable);
 }
 
-Rows LlamaProjector::encode(std::span<const Part> parts, const Block & block, const Segment & segment, Prepared & prepared) const {
-    const std::scoped_lock lock(mutex_);
-    // Lengths keep "a|b" apart from "a" and "b"; the number of rows keeps apart what should never have had one id.
-    std::string key;
-    for (const Part & part : parts) key = part.id.empty() || (&part != parts.data() && key.empty()) ? std::string() : key + std::to_string(part.id.size()) + ":" + part.id + "|";
-    if (!key.empty()) {
-        key += std::to_string(block.ordinal) + "/" + std::to_string(segment.n_rows);
-        if (auto found = cache_.find(key)) {
-            n_cache_hits_++;
-            if (block.is_last) prepared.chunks.reset();
-            return found;
-        }
-    }
+// The chunk of a segment, of a picture that is prepared now if it is not yet. Pictures that are done go to `kept`, with the chunks given out before.
+const mtmd_input_chunk * LlamaProjector::prepare(const LlamaPrompt & prompt, size_t index, std::vector<Prepared> & kept) const {
+    const Segment & segment = prompt.segments()[index];
+    Prepared & prepared = prompt.prepared_;
     if (!prepared.chunks || prepared.part != segment.part) {
-        prepared.chunks.reset();  // never two at once
-        prepared = {segment.part, chunks_of(parts, true)};
+        if (prepared.chunks) kept.push_back(std::move(prepared));
+        prepared.chunks.reset();
+        prepared = {segment.part, chunks_of(prompt.parts_of(segment), true)};
         n_prepared_++;
     }
-    // Once the last block is under way nothing of the picture is kept, whether it can be encoded or not.
-    const mtmd::input_chunks_ptr done = block.is_last ? std::move(prepared.chunks) : nullptr;
-    const mtmd_input_chunks * const chunks = block.is_last ? done.get() : prepared.chunks.get();
     const mtmd_input_chunk * chunk = nullptr;
-    for (size_t k = 0, media = 0; k < mtmd_input_chunks_size(chunks); k++) {
-        const mtmd_input_chunk * one = mtmd_input_chunks_get(chunks, k);
-        if (mtmd_input_chunk_get_type(one) != MTMD_INPUT_CHUNK_TYPE_TEXT && media++ == block.ordinal) chunk = one;
+    for (size_t k = 0, media = 0; k < mtmd_input_chunks_size(prepared.chunks.get()); k++) {
+        const mtmd_input_chunk * one = mtmd_input_chunks_get(prepared.chunks.get(), k);
+        if (mtmd_input_chunk_get_type(one) != MTMD_INPUT_CHUNK_TYPE_TEXT && media++ == prompt.blocks_[index].ordinal) chunk = one;
     }
     if (!chunk || mtmd_input_chunk_get_n_tokens(chunk) != segment.n_rows) throw Error(PYL_E_MEDIA, "the engine lays a picture out differently alone than in its prompt; this projector is not supported");
+    return chunk;
+}
+
+Rows LlamaProjector::encode(const LlamaPrompt & prompt, size_t index) const {
+    const std::scoped_lock lock(mutex_);
+    if (auto node = prompt.ahead_.extract(index)) return std::move(node.mapped());
+    const std::string key = prompt.key_of(index);
+    if (auto found = key.empty() ? nullptr : cache_.find(key)) {
+        n_cache_hits_++;
+        return found;
+    }
+    const auto & segments = prompt.segments();
+    std::vector<Prepared> kept;
+    std::vector<std::pair<size_t, const mtmd_input_chunk *>> run;
+    std::vector<std::string> keys;
+    if (prompt.prepared_.chunks && prompt.prepared_.part != segments[index].part) prompt.prepared_.chunks.reset();  // not two at once where one is enough
+    run.emplace_back(index, prepare(prompt, index, kept));
+    keys.push_back(key);
+    const mtmd::batch_ptr batch(mtmd_batch_init(context_.get()));
+    mtmd_batch_add_chunk(batch.get(), run[0].second);
+    for (size_t i = index + 1; takes_several_ && i < segments.size(); i++) {
+        if (segments[i].is_text()) continue;
+        if (!prompt.is_alike(index, i)) break;
+        std::string name = prompt.key_of(i);
+        if (prompt.ahead_.contains(i) || (!name.empty() && (cache_.contains(name) || std::find(keys.begin(), keys.end(), name) != keys.end()))) continue;
+        try {
+            const mtmd_input_chunk * chunk = prepare(prompt, i, kept);
+            if (mtmd_batch_add_chunk(batch.get(), chunk) != 0) break;
+            run.emplace_back(i, chunk);
+        } catch (const Error &) {
+            break;  // what is wrong with it is said when its turn comes
+        }
+        keys.push_back(std::move(name));
+    }
     const auto start = std::chrono::steady_clock::now();
     const LogCapture log;
-    const int32_t rc = mtmd_encode_chunk(context_.get(), chunk);
+    const bool is_several = run.size() > 1 && mtmd_batch_encode(batch.get()) == 0;
+    const int32_t rc = is_several ? 0 : mtmd_encode_chunk(context_.get(), run[0].second);  // alone too when several were too much
     encode_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     n_encodes_++;
+    const size_t last = is_several ? run.back().first : index;
+    if (prompt.blocks_[last].is_last && segments[last].part == prompt.prepared_.part) kept.push_back(std::move(prompt.prepared_));  // goes with this call
     if (rc != 0) throw Error(PYL_E_MEDIA, "a picture or sound cannot be encoded: " + log.words("the engine gave no reason")).from_engine(rc);
-    const float * data = mtmd_get_output_embd(context_.get());
-    auto rows = std::make_shared<const std::vector<float>>(data, data + static_cast<size_t>(segment.n_rows) * static_cast<size_t>(model_->info().n_embd_inp));
-    if (!key.empty()) cache_.add(key, rows);
-    return rows;
+    Rows out;
+    for (size_t k = 0; k < (is_several ? run.size() : 1); k++) {
+        const Segment & segment = segments[run[k].first];
+        const float * data = is_several ? mtmd_batch_get_output_embd(batch.get(), run[k].second) : mtmd_get_output_embd(context_.get());
+        auto rows = std::make_shared<const std::vector<float>>(data, data + static_cast<size_t>(segment.n_rows) * static_cast<size_t>(model_->info().n_embd_inp));
+        if (!keys[k].empty()) cache_.add(keys[k], rows);
+        if (k == 0) out = std::move(rows);
+        else prompt.ahead_[run[k].first] = std::move(rows);
+    }
+    return out;
 }
 
 }  // namespace
@@ -337,24 +399,35 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
         const std::string words = log.words("the engine gave no reason");
         throw Error(words.find("mismatch") != std::string::npos ? PYL_E_PROJECTOR : PYL_E_FORMAT, "the engine cannot load the projector " + path + " (type '" + header.type + "'): " + words);
     }
-    // Two frames that share rows take as many as one; asked with placeholders of one size.
-    const mtmd::bitmap_ptr a(mtmd_bitmap_init(64, 64, nullptr)), b(mtmd_bitmap_init(64, 64, nullptr));
-    int merged = 1;
-    if (mtmd_support_vision(context.get())) {
+    // Whether two frames share rows, and whether two pictures may share a run: asked with placeholders of one size.
+    const auto lay_two = [&](bool are_frames) {
+        mtmd::input_chunks_ptr chunks(mtmd_input_chunks_init());
+        const mtmd::bitmap_ptr a(mtmd_bitmap_init(64, 64, nullptr)), b(mtmd_bitmap_init(64, 64, nullptr));
         mtmd_bitmap_set_id(a.get(), "0"), mtmd_bitmap_set_id(b.get(), "1");
-        mtmd_bitmap_set_mergeable(a.get(), true), mtmd_bitmap_set_mergeable(b.get(), true);
+        mtmd_bitmap_set_mergeable(a.get(), are_frames), mtmd_bitmap_set_mergeable(b.get(), are_frames);
         const mtmd_input_part one{nullptr, a.get()}, two{nullptr, b.get()};
         const mtmd_input_part * const both[] = {&one, &two};
-        const mtmd::input_chunks_ptr chunks(mtmd_input_chunks_init());
-        if (mtmd_tokenize_from_parts(context.get(), chunks.get(), both, 2, false) == 0) {
-            merged = 2;
-            for (size_t k = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
-                const char * id = mtmd_input_chunk_get_id(mtmd_input_chunks_get(chunks.get(), k));
-                if (id && std::string(id) == "1") merged = 1;
-            }
+        if (mtmd_tokenize_from_parts(context.get(), chunks.get(), both, 2, false) != 0) chunks.reset(mtmd_input_chunks_init());
+        return chunks;
+    };
+    const auto first_of = [](const mtmd::input_chunks_ptr & chunks, const char * part) -> const mtmd_input_chunk * {
+        for (size_t k = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
+            const mtmd_input_chunk * chunk = mtmd_input_chunks_get(chunks.get(), k);
+            const char * id = mtmd_input_chunk_get_id(chunk);
+            if (id && std::string(id) == part) return chunk;
         }
+        return nullptr;
+    };
+    int merged = 1;
+    bool takes_several = false;
+    if (mtmd_support_vision(context.get())) {
+        const mtmd::input_chunks_ptr frames = lay_two(true), pictures = lay_two(false);
+        if (first_of(frames, "0") && !first_of(frames, "1")) merged = 2;
+        const mtmd_input_chunk *a = first_of(pictures, "0"), *b = first_of(pictures, "1");
+        const mtmd::batch_ptr batch(mtmd_batch_init(context.get()));
+        takes_several = a && b && mtmd_batch_add_chunk(batch.get(), a) == 0 && mtmd_batch_add_chunk(batch.get(), b) == 0;
     }
-    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), params, merged);
+    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), params, merged, takes_several);
 }
 
 }  // namespace pyl

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+MOST_BYTES = 8_000_000
 
 USE = """
 import json, pylloyal
@@ -28,10 +29,13 @@ print(json.dumps({"include": pylloyal.get_include(), "library": pylloyal.get_lib
 """
 
 
+def environment() -> dict[str, str]:
+    """Nothing of the clone may help: no PYTHONPATH, no library by name."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYLLOYAL_LIBRARY")}
+
+
 def run(*command: str, cwd: str | None = None) -> str:
-    # Nothing of the clone may help: no PYTHONPATH, no library by name.
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYLLOYAL_LIBRARY")}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
         sys.exit(f"check_wheel: `{' '.join(command)[:200]}` failed")
@@ -50,18 +54,20 @@ def main(argv: list[str] | None = None) -> int:
         names = zipfile.ZipFile(wheel).namelist()
         libraries = [n for n in names if n.endswith((".so", ".dylib", ".dll"))]
         holds = {"one library": len(libraries) == 1, "the licence": any(n.endswith("licenses/LICENSE") for n in names),
-                 "the notices": any(n.endswith("THIRD_PARTY_NOTICES.txt") for n in names), "the header": "pylloyal/include/pylloyal.h" in names}
+                 "the notices": any(n.endswith("THIRD_PARTY_NOTICES.txt") for n in names), "the header": "pylloyal/include/pylloyal.h" in names,
+                 "the demo's model, once": sorted(n for n in names if n.endswith(".gguf")) == ["pylloyal/models/mmproj-tinyvlm-f16.gguf", "pylloyal/models/tinyvlm-f16.gguf"]}
         for what, there in holds.items():
             if not there:
                 sys.exit(f"check_wheel: the wheel lacks {what}; it holds {names}")
         run(sys.executable, "-m", "venv", f"{scratch}/env")
         python = str(Path(scratch) / "env" / ("Scripts" if os.name == "nt" else "bin") / "python")
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(numpy_only(Path(scratch))))
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(locked(Path(scratch), "numpy")))
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel))
         used = json.loads(run(python, "-W", "error", "-c", USE, cwd=scratch).splitlines()[-1])
         info = json.loads(run(str(Path(python).with_name("pylloyal")), "info", "--json", cwd=scratch))
         if not used["library"].startswith(str(Path(scratch).resolve())) or info["engine"]["cpu"] != "portable" or not (Path(used["include"]) / "pylloyal.h").exists():
             sys.exit(f"check_wheel: the installed package is not self-contained: {used} {info}")
+        check_demo(python, Path(scratch))
         # An editable install finds what CMake put elsewhere, although the clone has folders of the same names.
         clone = Path(scratch) / "clone"
         run("git", "clone", "--quiet", str(ROOT), str(clone))
@@ -74,6 +80,8 @@ def main(argv: list[str] | None = None) -> int:
         editable = json.loads(run(sys.executable, "-c", script, cwd=scratch).splitlines()[-1])
         if not editable["library"].startswith(str(where)):
             sys.exit(f"check_wheel: the editable install does not find its library: {editable}")
+        if wheel.stat().st_size > MOST_BYTES:
+            sys.exit(f"check_wheel: the wheel has {wheel.stat().st_size:,} bytes; {MOST_BYTES:,} are meant to be enough")
         args.out.mkdir(exist_ok=True)
         (args.out / wheel.name).write_bytes(wheel.read_bytes())
         size = zipfile.ZipFile(wheel).getinfo(libraries[0]).file_size
@@ -81,11 +89,23 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def numpy_only(folder: Path) -> Path:
-    """The lock's lines for numpy alone: what a user of the wheel gets, hash-checked."""
+def check_demo(python: str, folder: Path) -> None:
+    """`pylloyal demo` without the clone: first without what reads pictures, which it must name; then with it, and then it must see."""
+    command = (str(Path(python).with_name("pylloyal")), "demo", "--json", "--out", str(folder / "demo"))
+    plain = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    if plain.returncode != 1 or plain.stdout or "pylloyal[media]" not in plain.stderr or plain.stderr.count("\n") != 1:
+        sys.exit(f"check_wheel: without Pillow the demo should say how to get it, and says: {plain}")
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(locked(folder, "pillow", "av")))
+    told = json.loads(run(*command, cwd=str(folder)))
+    if told["encoder_runs"] != 1 or len(told["answers"]) != 6 or any(answer["text"] != answer["expected"] for answer in told["answers"]):
+        sys.exit(f"check_wheel: the demo of the installed package is wrong: {told}")
+
+
+def locked(folder: Path, *packages: str) -> Path:
+    """The lock's lines for these packages alone: what a user of the wheel gets, hash-checked."""
     text = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
-    blocks = [block for block in text.replace("\\\n", "\0").splitlines() if block.startswith("numpy==")]
-    path = folder / "numpy.txt"
+    blocks = [block for block in text.replace("\\\n", "\0").splitlines() if block.startswith(tuple(f"{package}==" for package in packages))]
+    path = folder / f"{packages[0]}.txt"
     path.write_text("\n".join(blocks).replace("\0", "\\\n") + "\n", encoding="utf-8")
     return path
 

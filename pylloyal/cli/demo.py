@@ -1,5 +1,5 @@
 """One picture and one clip, each encoded once and questioned by many forks, with a model of 1.6 million parameters that can really see
-coloured shapes (docs/tiny-vision-model.md). Everything it needs is in the repository; nothing is fetched.
+coloured shapes. Everything it needs is in the package; nothing is fetched.
 """
 from __future__ import annotations
 
@@ -22,14 +22,20 @@ if TYPE_CHECKING:
     from ..kernel.parts import PartSource
     from ..kernel.projector import Projector
 
-MODELS = Path(__file__).resolve().parents[2] / "fixtures" / "models"
+PACKAGE = Path(__file__).resolve().parents[1]
+MODELS = (PACKAGE / "models", PACKAGE.parent / "fixtures" / "models")  # of a wheel, of a clone
 PICTURE = [("What colour is the shape?", "blue"), ("What shape is it?", "square"), ("Where is the shape?", "top right"), ("What colour is the background?", "white")]
 CLIP = [("Which way does it move?", "right"), ("What colour is the shape?", "green")]
 
 
+def model_path(name: str) -> Path:
+    """Where a file of the demo's model is, or would be in a wheel."""
+    return next((path for folder in MODELS if (path := folder / name).is_file()), MODELS[0] / name)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="MODEL", type=Path, default=MODELS / "tinyvlm-f16.gguf", help="the text model (default: the one in the repository)")
-    parser.add_argument("--mmproj", metavar="P", type=Path, default=MODELS / "mmproj-tinyvlm-f16.gguf", help="its projector")
+    parser.add_argument("--model", metavar="MODEL", type=Path, default=model_path("tinyvlm-f16.gguf"), help="the text model (default: the one that comes with pylloyal)")
+    parser.add_argument("--mmproj", metavar="P", type=Path, default=model_path("mmproj-tinyvlm-f16.gguf"), help="its projector")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the picture, the clip and its contact sheet are written (default: a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and nothing else")
 
@@ -44,7 +50,7 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
 
     for path in (args.model, args.mmproj):
         if not path.is_file():
-            raise errors.KernelIOError(f"{path} is not there; the demo's model is in the repository's fixtures/models: name it with --model and --mmproj")
+            raise errors.KernelIOError(f"{path} is not there; the demo's model comes with the wheel, and is in fixtures/models of the repository: name it with --model and --mmproj")
     folder = args.out or Path(tempfile.mkdtemp(prefix="pylloyal-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     image_path, clip_path, sheet_path = folder / "picture.png", folder / "clip.mkv", folder / "clip.png"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import errors
-from .image import ImageSource, converted, name_of, open_picture, quiet
+from .image import ImageSource, converted, missing, name_of, open_picture, quiet
 
 Pixels = npt.NDArray[np.uint8]
 # What FFmpeg may take bytes for. No playlist and no script that names other files or addresses, and no single pictures: those are Pillow's.
@@ -204,7 +204,7 @@ def open_container(source: ImageSource) -> Any:
     try:
         import av
     except ImportError as error:
-        raise errors.UnsupportedMediaError(f"{name_of(source)}: clips and sound need PyAV (the package av), and it cannot be imported: {error}") from error
+        raise missing(source, "clips and sound", "PyAV (the package av)", error) from error
     options = {"format_whitelist": ",".join(CONTAINERS)}
     if isinstance(source, bytes | bytearray | memoryview):
         return av.open(io.BytesIO(source), mode="r", options=options, metadata_errors="replace")

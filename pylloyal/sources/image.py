@@ -157,13 +157,18 @@ def name_of(source: object) -> str:
     return str(name) if isinstance(name, str) and name else f"<{type(source).__name__}>"
 
 
+def missing(source: object, what: str, package: str, error: ImportError) -> errors.UnsupportedMediaError:
+    """What to raise where a library that reads or writes media is not there."""
+    return errors.UnsupportedMediaError(f"{name_of(source)}: {what} need {package}, and it cannot be imported ({error}); pip install \"pylloyal[media]\" brings it")
+
+
 def _decode(source: ImageSource, background: str, frame: int, max_pixels: int) -> tuple[Pixels, ImageReport]:
     name = name_of(source)
     try:
         import PIL.Image
         import PIL.ImageColor
     except ImportError as error:
-        raise errors.UnsupportedMediaError(f"{name}: pictures need Pillow (the package pillow), and it cannot be imported: {error}") from error
+        raise missing(name, "pictures", "Pillow (the package pillow)", error) from error
     try:
         colour = PIL.ImageColor.getrgb(background)[:3]
     except ValueError as error:

@@ -8,18 +8,24 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from .image import missing
+
 
 def write_picture(path: str | os.PathLike[str], pixels: npt.NDArray[np.uint8]) -> None:
     """Pixels of shape (height, width, 3) as PNG."""
-    import PIL.Image
-
+    try:
+        import PIL.Image
+    except ImportError as error:
+        raise missing(path, "pictures", "Pillow (the package pillow)", error) from error
     PIL.Image.fromarray(pixels).save(Path(path), "PNG")
 
 
 def write_clip(path: str | os.PathLike[str], frames: Sequence[npt.NDArray[np.uint8]]) -> None:
     """Frames of one shape, one a second, as FFV1 in whatever container the name says."""
-    import av
-
+    try:
+        import av
+    except ImportError as error:
+        raise missing(path, "clips and sound", "PyAV (the package av)", error) from error
     with av.open(os.fspath(path), "w") as container:
         stream = container.add_stream("ffv1", rate=1)
         stream.height, stream.width, _ = frames[0].shape

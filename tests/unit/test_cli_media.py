@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,34 @@ def test_choices_that_make_no_sense_end_with_one(media: Told, files: dict[str, P
     status, out, err = media(files["clip"], *words)
     assert (status, out) == (1, "")
     assert "Traceback" not in err
+
+
+def test_the_demo_names_what_it_lacks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert main(["demo", "--model", str(tmp_path / "absent.gguf")]) == 1
+    assert f"{tmp_path / 'absent.gguf'} is not there" in capsys.readouterr().err
+    for module, package in (("PIL", "Pillow"), ("av", "PyAV")):
+        with monkeypatch.context() as patch:
+            for name in [name for name in sys.modules if name.split(".")[0] == module]:
+                patch.delitem(sys.modules, name)
+            patch.setitem(sys.modules, module, None)
+            assert main(["demo", "--out", str(tmp_path)]) == 1
+            said = capsys.readouterr()
+            assert said.out == ""
+            assert package in said.err
+            assert 'pip install "pylloyal[media]"' in said.err
+
+
+def test_the_demos_model_is_the_packages_own_or_the_clones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from pylloyal.cli import demo
+
+    clone = Path(__file__).resolve().parents[2] / "fixtures" / "models"
+    assert demo.model_path("tinyvlm-f16.gguf") == clone / "tinyvlm-f16.gguf"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tinyvlm-f16.gguf").touch()
+    monkeypatch.setattr(demo, "MODELS", (tmp_path / "models", clone))
+    assert demo.model_path("tinyvlm-f16.gguf").parent == tmp_path / "models"
+    assert demo.model_path("mmproj-tinyvlm-f16.gguf").parent == clone
+    assert demo.model_path("absent.gguf") == tmp_path / "models" / "absent.gguf"
 
 
 def test_a_projector_needs_its_model(media: Told, files: dict[str, Path]) -> None:

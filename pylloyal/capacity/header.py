@@ -272,7 +272,7 @@ class _File:
         n = 1
         for size in shape:
             n *= size
-        if n == 0 or n >= 1 << 62 or shape[0] % block:
+        if not shape or n == 0 or n >= 1 << 62 or shape[0] % block:
             raise reader.fail(f"the tensor {name!r} of type {label} has the shape {list(shape)}")
         return Tensor(name, shape, label, n // block * block_bytes, offset)
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 import json
 import os
 import random
-import struct
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headers import TYPE_IDS, Tensor
+
 from pylloyal.capacity.architectures import ARCHITECTURES
-from pylloyal.capacity.header import GGML_TYPES
 from pylloyal.capacity.settings import Context, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-TYPE_IDS = {label.lower(): number for number, (label, _, _) in GGML_TYPES.items()}
 
 
 class Oracle:
@@ -65,37 +64,6 @@ def _words(s: Settings) -> tuple[int, ...]:
     return int(s.unified), int(s.flash_attn), int(s.swa_full), TYPE_IDS[s.type_k], TYPE_IDS[s.type_v], s.n_rs_seq
 
 
-def write_header(path: Path, metadata: Mapping[str, Any], tensors: Sequence[str] = ()) -> None:
-    """A GGUF file of metadata, with one-number tensors of these names."""
-    def text(value: str) -> bytes:
-        raw = value.encode()
-        return struct.pack("<Q", len(raw)) + raw
-
-    def value(item: Any) -> bytes:
-        if isinstance(item, bool):
-            return struct.pack("<IB", 7, item)
-        if isinstance(item, int):
-            return struct.pack("<II", 4, item)
-        if isinstance(item, float):
-            return struct.pack("<If", 6, item)
-        if isinstance(item, str):
-            return struct.pack("<I", 8) + text(item)
-        if isinstance(item, tuple):
-            return struct.pack(f"<IIQ{len(item)}Q", 9, 10, len(item), *item)
-        if item and isinstance(item[0], str):
-            return struct.pack("<IIQ", 9, 8, len(item)) + b"".join(map(text, item))
-        if item and isinstance(item[0], bool):
-            return struct.pack(f"<IIQ{len(item)}B", 9, 7, len(item), *item)
-        if item and isinstance(item[0], float):
-            return struct.pack(f"<IIQ{len(item)}f", 9, 6, len(item), *item)
-        return struct.pack(f"<IIQ{len(item)}i", 9, 5, len(item), *item)
-
-    body = b"".join(text(key) + value(item) for key, item in metadata.items())
-    names = b"".join(text(name) + struct.pack("<IQIQ", 1, 1, 0, 32 * i) for i, name in enumerate(tensors))
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)) + body + names
-    path.write_bytes(head + b"\0" * (-len(head) % 32 + 32 * len(tensors)))
-
-
 # What loaders insist on and memory does not depend on.
 _FLOATS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon", "attention.group_norm_epsilon", "attention.clamp_kqv", "logit_scale", "residual_scale", "embedding_scale",
            "attention.scale", "expert_weights_scale", "hyper_connection.epsilon", "rope.scaling.yarn_log_multiplier", "hyper_connection.magnitude", "rope.freq_base_swa", "attention.compress_rope_freq_base", "activation.situ_beta",
@@ -108,8 +76,8 @@ _COUNTS: dict[str, Any] = {"expert_feed_forward_length": 64, "expert_shared_coun
            "hyper_connection.low_rank": 8, "use_parallel_residual": True, "expert_group_scale": 0.5, "posnet.embedding_length": 8, "posnet.block_count": 1, "convnext.embedding_length": 8, "convnext.block_count": 1}
 
 
-def random_metadata(architecture: str, rng: random.Random) -> tuple[dict[str, Any], list[str]]:
-    """Keys a file of that architecture could have, with everything that decides its memory drawn at random; and the names of its tensors."""
+def random_metadata(architecture: str, rng: random.Random) -> tuple[dict[str, Any], list[Tensor]]:
+    """Keys a file of that architecture could have, with everything that decides its memory drawn at random; and tensors that decide it too."""
     rules = ARCHITECTURES[architecture]
     n_layer = rng.choice((1, 2, 3, 4, 5, 6, 8, 12, 27, 62, 64))
     if architecture == "gemma3n":
@@ -158,7 +126,7 @@ def random_metadata(architecture: str, rng: random.Random) -> tuple[dict[str, An
         keys["full_attention_interval"] = rng.randint(1, 5)
     if rng.random() < 0.3:
         keys["attention.recurrent_layers"] = [rng.randint(0, 1) for _ in range(n_layer)]
-    tensors: list[str] = []
+    tensors: list[Tensor] = []
     _particular(architecture, keys, n_layer, rng, tensors)
     if keys.get("expert_count", 0) == 0:
         keys.pop("expert_used_count", None)
@@ -187,7 +155,7 @@ def n_embd_head(keys: Mapping[str, Any]) -> int:
     return int(keys.get("attention.key_length", keys["embedding_length"] // keys["attention.head_count"]))
 
 
-def _particular(architecture: str, keys: dict[str, Any], n_layer: int, rng: random.Random, tensors: list[str]) -> None:
+def _particular(architecture: str, keys: dict[str, Any], n_layer: int, rng: random.Random, tensors: list[Tensor]) -> None:
     """What one loader wants and no other."""
     if architecture == "gemma4":
         keys["attention.shared_kv_layers"] = rng.randint(0, max(0, n_layer - 2))
@@ -197,7 +165,7 @@ def _particular(architecture: str, keys: dict[str, Any], n_layer: int, rng: rand
         keys["expert_gating_func"] = 4
         keys["swiglu_clamp_exp"] = [1.0] * n_layer
         if keys.get("nextn_predict_layers") and rng.random() < 0.5:
-            tensors.append(f"blk.{n_layer - keys['nextn_predict_layers']}.nextn.eh_proj.weight")
+            tensors.append((f"blk.{n_layer - keys['nextn_predict_layers']}.nextn.eh_proj.weight", (32,), "f32"))
     if architecture in ("llama", "deci", "falcon", "llama-embed"):
         keys["rope.dimension_count"] = n_embd_head(keys)
     if architecture == "apertus":

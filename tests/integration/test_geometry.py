@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_memory import Oracle, random_metadata, write_header
+from engine_memory import Oracle, random_metadata
+from headers import write_header
 
 from pylloyal.capacity.architectures import ARCHITECTURES
 from pylloyal.capacity.geometry import Geometry, geometry

@@ -182,15 +182,28 @@ class CapacityError(PylloyalError):
         What ran out: "cells", "leases" or "memory".
     remedies : tuple of str
         What would help, in terms of real settings.
+    largest : int
+        Of a plan that was refused, the longest context that fits, in tokens; 0: none, or no plan.
     """
 
     binding = ""
     remedies: tuple[str, ...] = ()
+    largest = 0
 
 
 class ContextOverflowError(CapacityError):
-    """The tokens do not fit the cells that are left. Nothing was decoded."""
+    """The tokens do not fit the cells that are left. Nothing was decoded.
 
+    Attributes
+    ----------
+    reserved : int
+        Cells promised to others, if an admission refused.
+    holders : tuple of (str, int)
+        Who has most cells, then.
+    """
+
+    reserved = 0
+    holders: tuple[tuple[str, int], ...] = ()
     binding = "cells"
     remedies = ("prune branches that are done", "open the store with a larger n_ctx")
 
@@ -206,7 +219,14 @@ class InsufficientMemoryError(CapacityError, MemoryError):
     """An allocation failed."""
 
     binding = "memory"
-    remedies = ("a smaller n_ctx", "a quantised KV type", "a smaller n_batch")
+    remedies: tuple[str, ...] = ("a smaller n_ctx", "a quantised KV type", "a smaller n_batch")
+
+
+class UnknownMemoryError(CapacityError):
+    """How much of a device is free is not known, so nothing is planned on it."""
+
+    binding = "UNKNOWN"
+    remedies = ("say how much memory there is",)
 
 
 class MetadataError(CapacityError, ValueError):

@@ -5,6 +5,7 @@
 
 #include "core/cpu.hpp"
 #include "core/saved.hpp"
+#include "engine/llama/assertion.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "engine/llama/pretend.hpp"
 #include "ggml-cpu.h"
@@ -247,6 +248,7 @@ static void check_threads(int32_t n) {
 std::unique_ptr<llama_context, FreeContext> init_llama_context(const LlamaModel & model, llama_context_params p, int32_t & flash_attn) {
     p.no_perf = true;
     const LogCapture log;
+    const AssertionScope assertions;
     for (const int32_t flash : {PYL_FLASH_ATTN_ON, PYL_FLASH_ATTN_OFF}) {
         if (flash_attn != PYL_FLASH_ATTN_AUTO && flash_attn != flash) continue;
         p.flash_attn_type = flash == PYL_FLASH_ATTN_ON ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;

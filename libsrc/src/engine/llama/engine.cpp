@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "core/cpu.hpp"
+#include "engine/llama/assertion.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "engine/llama/pretend.hpp"
 #include "ggml-backend.h"
@@ -26,6 +27,7 @@ void start() {
         mtmd_log_set(take_log, nullptr);
         llama_backend_init();
         watch_buffers();
+        watch_assertions();
     });
 }
 

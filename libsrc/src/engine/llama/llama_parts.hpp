@@ -63,6 +63,7 @@ private:
 
 // Opens nothing the engine would only half explain; PYL_E_IO or PYL_E_FORMAT.
 void check_gguf_file(const std::string & path);
+void check_divisors(const std::string & path);
 // The same for a projector, and that it is whole; PYL_E_PROJECTOR when it is none.
 void check_projector_file(const std::string & path);
 

@@ -7,6 +7,7 @@
 #include "core/bytes.hpp"
 #include "core/json.hpp"
 #include "core/registry.hpp"
+#include "engine/llama/assertion.hpp"
 #include "engine/llama/llama_parts.hpp"
 
 namespace pyl {
@@ -66,6 +67,7 @@ static uint8_t flags_of(const llama_vocab * vocab, Token token) {
 
 LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : params_(params), name_(path_of(path).filename().string()) {
     check_gguf_file(path);
+    check_divisors(path);
     fingerprint_ = params.no_alloc ? 0 : fingerprint_of(path);
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers = params.n_gpu_layers;
@@ -73,6 +75,7 @@ LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : p
     p.load_mode = params.use_mmap && !params.no_alloc ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
     p.vocab_only = params.vocab_only;
     const LogCapture log;
+    const AssertionScope assertions;
     model_.reset(llama_model_load_from_file(path.c_str(), p));
     if (!model_) {
         const std::string words = log.words("it gave no reason");

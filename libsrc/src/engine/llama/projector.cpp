@@ -7,6 +7,7 @@
 
 #include "core/prompt.hpp"
 #include "core/registry.hpp"
+#include "engine/llama/assertion.hpp"
 #include "engine/llama/llama_parts.hpp"
 #include "gguf.h"
 #include "mtmd.h"
@@ -394,6 +395,7 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
     if (params.image_min_tokens) p.image_min_tokens = static_cast<int>(params.image_min_tokens);
     if (params.image_max_tokens) p.image_max_tokens = static_cast<int>(params.image_max_tokens);
     const LogCapture log;
+    const AssertionScope assertions;
     mtmd::context_ptr context(mtmd_init_from_file(path.c_str(), raw(), p));
     if (!context) {
         const std::string words = log.words("the engine gave no reason");

@@ -69,7 +69,7 @@ def asan(session: nox.Session) -> None:
     """Our code under AddressSanitizer and UBSan: the C and C++ tests with leaks, then the Python suites. GCC or Clang on Linux."""
     session.run(python_of(session), "tools/build_lib.py", "asan", "--test", env={"ASAN_OPTIONS": "detect_leaks=1"}, external=True)
     # Leaks are off in Python's processes: the interpreter keeps much of its own until it is gone.
-    sanitised(session, "asan", ("asan", "ubsan"), "tests/unit", "tests/process", "tests/integration", "tests/aborts/test_fuzz.py", ASAN_OPTIONS="detect_leaks=0",
+    sanitised(session, "asan", ("asan", "ubsan"), "tests/unit", "tests/process", "tests/invariants/test_traces.py", "tests/integration", "tests/aborts/test_fuzz.py", ASAN_OPTIONS="detect_leaks=0",
               PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
 
 

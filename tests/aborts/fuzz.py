@@ -234,6 +234,14 @@ class Fuzz:
         assert self.call("pyl_prefill_n", store, run, 1, 0, None) == 0
         return int(out[0])
 
+    def lay_out(self, model: Any) -> None:
+        """A prompt, which chance alone seldom makes; and a projector, where the model has one without a file."""
+        ids = (ctypes.c_int32 * 3)(1, 2, 3)
+        part = (capi.pyl_part * 1)(capi.pyl_part(struct_size=ctypes.sizeof(capi.pyl_part), kind=capi.PART_TOKENS, tokens=ids, n=3))
+        assert self.call("pyl_prompt_make", (capi.pyl_prompt_p * 1)(), model, None, part, 1, 0) == 0
+        if self.path.startswith(b"stub:"):
+            assert self.call("pyl_projector_open", (capi.pyl_projector_p * 1)(), model, b"stub:", 5, None) == 0
+
     def logits(self, store: Any, branch: int) -> list[float]:
         view = (capi.pyl_logits_view * 1)(capi.pyl_logits_view(struct_size=ctypes.sizeof(capi.pyl_logits_view)))
         assert self.call("pyl_branch_logits", store, branch, view) == 0
@@ -254,8 +262,10 @@ class Fuzz:
         for i in range(n):
             if i % 60 == 0:  # what was destroyed is planted again, what grew too large is cut
                 self.close(keep=5)
-                new = self.opened()[1].value
+                planted, opened = self.opened()
+                new = opened.value
                 self.branches[new] = [self.read(new, 5), self.read(new, 9)]
+                self.lay_out(planted)
             self.step()
         assert self.logits(store, branch) == before, "a store that nobody named was touched"
         other = self.read(store, 20)

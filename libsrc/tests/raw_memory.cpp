@@ -7,8 +7,9 @@
 // reader starts another one.
 //   "cells HEADER.gguf n_ctx_seq n_seq_max n_ubatch unified flash swa_full type_k type_v n_rs_seq"
 //       straight from its loader of hyperparameters and its choice of caches: any metadata will do
-//   "graph HEADER.gguf n_ctx n_batch n_ubatch n_seq_max unified flash swa_full type_k type_v n_rs_seq n_outputs"
-//       a whole context, with the tensors the metadata asks for and the compute graph it reserves
+//   "graph HEADER.gguf n_ctx n_batch n_ubatch n_seq_max unified flash swa_full type_k type_v n_rs_seq n_outputs fused"
+//       a whole context, with the tensors the metadata asks for and the compute graphs it reserves: "compute" is what it says of a
+//       dispatch with every sequence in it, "single" what a dispatch of one sequence takes, "work" the CPU's scratch of both on one thread
 #include <cstdio>
 #include <iostream>
 #include <memory>
@@ -16,7 +17,9 @@
 #include <string>
 #include <vector>
 
+#include "ggml-cpu.h"
 #include "llama-arch.h"
+#include "llama-context.h"
 #include "llama-cparams.h"
 #include "llama-kv-cache-dsv4.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -31,7 +34,7 @@
 
 namespace {
 
-std::string words;  // the engine's last complaint
+std::string words;  // the engine's complaints since the request
 
 size_t total(const llama_memory_i & memory) {
     size_t out = 0;
@@ -97,18 +100,51 @@ std::string cells(std::istringstream & in) {
     return out.str() + "}";
 }
 
+// Metadata alone makes every optional tensor there could be, so that some graphs would be those of no file: what files of these
+// leave out is taken away, and with "fused" Q, K and V, and gates and ups of experts, become one tensor, as in many files.
+class Tensors {
+public:
+    void settle(llama_model & model, bool fused) {
+        for (llama_layer & layer : model.layers) {
+            if (model.arch == LLM_ARCH_RWKV6QWEN2) layer.time_mix_first = nullptr;
+            if (!fused) continue;
+            if (layer.wq && layer.wk && layer.wv && !layer.wqkv && layer.wq->ne[0] == layer.wk->ne[0] && layer.wq->ne[0] == layer.wv->ne[0]) {
+                layer.wqkv = like(*layer.wq, layer.wq->ne[1] + layer.wk->ne[1] + layer.wv->ne[1]);
+                layer.wq = layer.wk = layer.wv = nullptr;
+            }
+            if (layer.ffn_gate_exps && layer.ffn_up_exps && !layer.ffn_gate_up_exps && !layer.ffn_gate_exps_b && !layer.ffn_gate_exps_s) {
+                layer.ffn_gate_up_exps = like(*layer.ffn_gate_exps, 2 * layer.ffn_gate_exps->ne[1]);
+                layer.ffn_gate_exps = layer.ffn_up_exps = nullptr;
+            }
+        }
+    }
+
+private:
+    ggml_tensor * like(const ggml_tensor & from, int64_t rows) {
+        made.push_back(std::make_unique<ggml_tensor>(from));
+        ggml_tensor & t = *made.back();
+        t.ne[1] = rows;
+        for (int i = 2; i < GGML_MAX_DIMS; i++) t.nb[i] = t.nb[i - 1] * t.ne[i - 1];
+        return &t;
+    }
+
+    std::vector<std::unique_ptr<ggml_tensor>> made;
+};
+
 struct Model {
     std::string path;
+    bool fused = false;
+    Tensors tensors;
     std::unique_ptr<llama_model, decltype(&llama_model_free)> model{nullptr, llama_model_free};
 };
 
 std::string graph(std::istringstream & in, Model & last) {
     std::string path;
     llama_context_params p = llama_context_default_params();
-    int unified, flash, swa_full;
+    int unified, flash, swa_full, fused;
     uint32_t type_k, type_v;
-    if (!(in >> path >> p.n_ctx >> p.n_batch >> p.n_ubatch >> p.n_seq_max >> unified >> flash >> swa_full >> type_k >> type_v >> p.n_rs_seq >> p.n_outputs_max)) throw std::runtime_error("not a request");
-    if (path != last.path) {
+    if (!(in >> path >> p.n_ctx >> p.n_batch >> p.n_ubatch >> p.n_seq_max >> unified >> flash >> swa_full >> type_k >> type_v >> p.n_rs_seq >> p.n_outputs_max >> fused)) throw std::runtime_error("not a request");
+    if (path != last.path || last.fused != (fused != 0)) {
         last.path.clear();
         gguf_init_params init{true, nullptr};
         const std::unique_ptr<gguf_context, decltype(&gguf_free)> metadata(gguf_init_from_file(path.c_str(), init), gguf_free);
@@ -117,6 +153,9 @@ std::string graph(std::istringstream & in, Model & last) {
         params.no_alloc = true;
         last.model.reset(llama_model_init_from_user(metadata.get(), [](ggml_tensor *, void *) {}, nullptr, params));
         if (!last.model) throw std::runtime_error("no model: " + words);
+        last.fused = fused != 0;
+        last.tensors = {};
+        last.tensors.settle(*last.model, last.fused);
         last.path = path;
     }
     p.n_threads = p.n_threads_batch = 1;
@@ -133,16 +172,28 @@ std::string graph(std::istringstream & in, Model & last) {
         kept += bytes.context;
         compute += bytes.compute;
     }
+    size_t single = 0, work = 0;
+    {
+        const auto memory = context->get_memory() ? context->get_memory()->init_full() : nullptr;
+        const uint32_t n_tokens = std::min(llama_n_ctx(context.get()), llama_n_ubatch(context.get()));
+        for (const uint32_t n_seqs : {p.n_seq_max, 1u}) {
+            if (n_seqs != p.n_seq_max && (!unified || last.model->arch == LLM_ARCH_DEEPSEEK4)) continue;  // the full memory has all streams
+            size_t sizes[16] = {};
+            ggml_cgraph * made = context->graph_reserve(n_tokens, n_seqs, std::min(n_tokens, p.n_outputs_max), memory.get(), true, sizes);
+            work = std::max(work, ggml_graph_plan(made, 1, nullptr).work_size);
+            single = sizes[0];
+        }
+    }
     std::ostringstream out;
     out << "{\"n_ctx\": " << llama_n_ctx(context.get()) << ", \"n_ctx_seq\": " << llama_n_ctx_seq(context.get()) << ", \"n_batch\": " << llama_n_batch(context.get()) << ", \"n_ubatch\": "
-        << llama_n_ubatch(context.get()) << ", \"model\": " << model << ", \"kept\": " << kept << ", \"compute\": " << compute << "}";
+        << llama_n_ubatch(context.get()) << ", \"model\": " << model << ", \"kept\": " << kept << ", \"compute\": " << compute << ", \"single\": " << single << ", \"work\": " << work << "}";
     return out.str();
 }
 
 }  // namespace
 
 int main(int argc, char ** argv) {
-    llama_log_set([](ggml_log_level level, const char * text, void *) { if (level >= GGML_LOG_LEVEL_ERROR) words = text; }, nullptr);
+    llama_log_set([](ggml_log_level level, const char * text, void *) { if (level >= GGML_LOG_LEVEL_ERROR) words += text; }, nullptr);
     if (argc > 1 && std::string(argv[1]) == "architectures") {
         for (const llm_arch arch : llm_arch_all()) {
             if (arch == LLM_ARCH_UNKNOWN) continue;
@@ -153,6 +204,7 @@ int main(int argc, char ** argv) {
     Model last;
     for (std::string line; std::getline(std::cin, line);) {
         try {
+            words.clear();
             std::istringstream in(line);
             std::string verb;
             in >> verb;

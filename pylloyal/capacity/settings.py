@@ -82,8 +82,16 @@ class Settings:
     def conflicts(self, geometry: Geometry) -> str:
         """Why the engine would refuse these for that model; "" when it would not.
 
-        Source: ``llama_init_from_model`` of the pinned engine, and the checks a store makes before it.
+        Source: ``llama_init_from_model`` of the pinned engine, the checks a store makes before it, and assertions that end the process.
         """
+        if 0 < self.n_outputs < self.n_branches and not geometry.has_encoder:  # with an encoder the engine reserves a row for every token
+            return f"n_outputs is {self.n_outputs}, fewer than one for each of {self.n_branches} branches"
+        if geometry.architecture == "plm" and self.flash_attn:
+            return "plm hands over V in a shape that the pinned engine's flash attention path does not survive"
+        if geometry.architecture == "t5" and not self.unified and self.n_branches > 1:
+            return "t5 biases attention by distance, which the pinned engine does not survive with a stream of cells for each branch"
+        if geometry.architecture == "kimi-linear" and not self.unified and self.n_branches > 1:
+            return "kimi-linear's graph is measured for one sequence too, which the pinned engine does not survive with a stream of cells for each branch"
         if geometry.is_mla and self.type_k != self.type_v:
             return f"latent attention keeps K alone, so K ({self.type_k}) and V ({self.type_v}) must be of one type"
         if self.has_quantised_v and not self.uses_flash(geometry):

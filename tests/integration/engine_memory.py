@@ -35,10 +35,10 @@ class Oracle:
         """What is kept, for a context whose sizes are settled."""
         return self._ask("cells", path, made.n_ctx_seq, made.n_seq_max, made.n_ubatch, *_words(settings))
 
-    def graph(self, path: Path, n_ctx: int, settings: Settings) -> dict[str, Any]:
-        """A whole context."""
+    def graph(self, path: Path, n_ctx: int, settings: Settings, fused: bool = False) -> dict[str, Any]:
+        """A whole context; fused: of a file that has Q, K and V, and gates and ups of experts, in one tensor."""
         s = settings
-        return self._ask("graph", path, n_ctx, s.n_batch, s.n_ubatch or s.n_batch, s.n_branches, *_words(s), s.n_outputs or s.n_branches)
+        return self._ask("graph", path, n_ctx, s.n_batch, s.n_ubatch or s.n_batch, s.n_branches, *_words(s), s.n_outputs or s.n_branches, int(fused))
 
     def _ask(self, *words: object) -> dict[str, Any]:
         if self.process is None:

@@ -122,7 +122,7 @@ class _Reader:
         try:
             for _ in range(n):
                 at += 8 + unpack(data, at)[0]
-        except struct.error:
+        except (struct.error, OverflowError):  # the latter for places no address can name
             raise self.fail("an array of texts runs past the end") from None
         if at > size:
             raise self.fail("an array of texts runs past the end")
@@ -156,8 +156,11 @@ class Header(Mapping[str, Any]):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         first = Path(path)
         self._files = [_File(first)]
-        for other in _siblings(first, self._files[0]):
-            self._files.append(_File(other))
+        for number, other in enumerate(_siblings(first, self._files[0]), 1):
+            file = _File(other)
+            if _count(file, "split.no") != number:
+                raise MetadataError(f"{other}: file {_count(file, 'split.no') + 1} of a split model under the name of file {number + 1}")
+            self._files.append(file)
         self._values = self._files[0].values
         self.paths = tuple(file.path for file in self._files)
         self.file_bytes = sum(file.size for file in self._files)
@@ -165,8 +168,8 @@ class Header(Mapping[str, Any]):
         names = {tensor.name for tensor in self.tensors}
         if len(names) != len(self.tensors):
             raise MetadataError(f"{first}: the same tensor stands twice")
-        declared = self.get("split.tensors.count")
-        if declared is not None and declared != len(self.tensors):
+        declared = _count(self._files[0], "split.tensors.count")
+        if "split.tensors.count" in self and declared != len(self.tensors):
             raise MetadataError(f"{first}: {len(self.tensors)} tensors in {len(self._files)} files, and the header says {declared}")
 
     def __getitem__(self, key: str) -> Any:
@@ -272,15 +275,22 @@ class _File:
         n = 1
         for size in shape:
             n *= size
-        if not shape or n == 0 or n >= 1 << 62 or shape[0] % block:
+        if n == 0 or n >= 1 << 62 or (shape[0] if shape else 1) % block:  # without dimensions it is one number
             raise reader.fail(f"the tensor {name!r} of type {label} has the shape {list(shape)}")
         return Tensor(name, shape, label, n // block * block_bytes, offset)
 
 
+def _count(file: _File, key: str) -> int:
+    value = file.values.get(key, 0)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise MetadataError(f"{file.path}: {key} is not a count")
+    return value
+
+
 def _siblings(first: Path, file: _File) -> list[Path]:
     """The other files of a split model."""
-    count, number = file.values.get("split.count", 0), file.values.get("split.no", 0)
-    if not isinstance(count, int) or count <= 1:
+    count, number = _count(file, "split.count"), _count(file, "split.no")
+    if count <= 1:
         return []
     if count > 10_000:
         raise MetadataError(f"{first}: a model split into {count:,} files")

@@ -1,6 +1,6 @@
 """Measure what the documentation claims, as ratios against a control in the same run.
 
-    python tools/bench.py MODEL.gguf [--only python,forks,threads] [--json]
+    python tools/bench.py MODEL.gguf [--only python,forks,threads,headers] [--json]
 
 Shared machines are noisy: absolute times are printed for orientation, only ratios mean anything, and nothing else should be running.
 Every row names the path that produced it; a measurement that fails is a failed row.
@@ -13,12 +13,15 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import gguf
 
 import pylloyal
 from pylloyal import Branch, Model, Sampling, Store
@@ -148,7 +151,60 @@ def threads_on_a_busy_machine(path: Path) -> Iterator[Row]:
                 yield Row("tick of 8 branches, every core busy", f"{threads} threads, {wait} barrier, worst of 3", max(busy), "ms", max(busy) / quiet)
 
 
-GROUPS: dict[str, Callable[[Path], Iterator[Row]]] = {"python": python_per_tick, "forks": forks_against_contexts, "threads": threads_on_a_busy_machine}
+N_WORDS = 262_144
+
+
+def write_vocabulary(path: Path) -> None:
+    """A header with a vocabulary as large as they come, its scores and kinds, and hardly a model."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in (("context_length", 8192), ("embedding_length", 640), ("block_count", 18), ("attention.head_count", 4), ("attention.head_count_kv", 1)):
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_token_list([f"word {i}" for i in range(N_WORDS)])
+    writer.add_token_scores([-float(i) for i in range(N_WORDS)])
+    writer.add_token_types([1] * N_WORDS)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+OPENERS = {
+    "gguf.GGUFReader (control)": "from gguf import GGUFReader as opened",
+    "Header and geometry": "from pylloyal.capacity.header import Header\nfrom pylloyal.capacity.geometry import geometry\ndef opened(path): return geometry(Header(path))",
+}
+# Memory is the process's own peak, mapped pages included, so each way has a process to itself.
+OPENED = """
+import sys, time
+{import_}
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the peak of what was imported is forgotten
+before, start = peak(), time.perf_counter()
+kept = opened(sys.argv[1])
+print((time.perf_counter() - start) * 1e3, (peak() - before) / 1024)
+"""
+
+
+def headers_against_gguf(path: Path) -> Iterator[Row]:
+    """Opening a header, and with ours knowing the shape of the model's memory: time, and the most memory it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        synthetic = Path(folder) / "vocabulary.gguf"
+        write_vocabulary(synthetic)
+        for what, file in ((path.stem[:20], path), (f"{N_WORDS:,} words", synthetic)):
+            best: dict[str, list[float]] = {}
+            for _ in range(3):
+                for name, import_ in OPENERS.items():
+                    out = subprocess.run([sys.executable, "-c", OPENED.format(import_=import_), str(file)], capture_output=True, text=True, check=True).stdout
+                    seen = [float(word) for word in out.split()]
+                    best[name] = [min(pair) for pair in zip(seen, best.get(name, seen), strict=True)]
+            control = next(iter(best.values()))
+            for i, (quantity, unit) in enumerate((("time", "ms"), ("peak memory", "MiB"))):
+                for name, figures in best.items():
+                    yield Row(f"open {what}: {quantity}", f"{name}, best of 3 processes", figures[i], unit, figures[i] / control[i])
+
+
+GROUPS: dict[str, Callable[[Path], Iterator[Row]]] = {"python": python_per_tick, "forks": forks_against_contexts, "threads": threads_on_a_busy_machine, "headers": headers_against_gguf}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -163,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
             for row in GROUPS[name](args.model):
                 rows.append(row)
                 if not args.json:
-                    ratio = f"{row.ratio:6.2f}x" if row.ratio is not None else "       "
+                    ratio = "       " if row.ratio is None else f"{row.ratio:6.2f}x" if row.ratio >= 0.1 else f"{row.ratio:6.2g}x"
                     print(f"{row.what:44} {row.value:10.2f} {row.unit:3} {ratio}  {row.path}{'  (' + row.note + ')' if row.note else ''}", flush=True)
         except Exception as error:
             rows.append(Row(name, "failed", None, "", note=f"{type(error).__name__}: {error}"))

@@ -9,6 +9,7 @@ import hashlib
 import mmap
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,6 +207,8 @@ class _Text:
 class _File:
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would be to wait for its writer
+            raise MetadataError(f"{path}: not a file")
         with open(path, "rb") as file:
             self.size = os.fstat(file.fileno()).st_size
             if self.size < 24:

@@ -9,6 +9,8 @@ import functools
 import os
 import random
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -435,3 +437,16 @@ def test_texts_that_are_longer_than_addresses(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<4sIQQQ1sIIQQQ", b"GGUF", 3, 0, 1, 1, b"a", 9, 8, 2, 2**64 - 1, 1))
     with pytest.raises(MetadataError, match="runs past the end"):
         Header(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """A pipe that nobody writes to would be waited for without end, so a process of its own asks."""
+    pipe = tmp_path / "pipe.gguf"
+    os.mkfifo(pipe)
+    code = "import sys; from pylloyal.capacity.header import Header\ntry: Header(sys.argv[1])\nexcept Exception as error: print(type(error).__name__, error)"
+    for path in (pipe, tmp_path, Path(os.devnull)):
+        out = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert out == f"MetadataError {path}: not a file\n"
+    with pytest.raises(FileNotFoundError):
+        Header(tmp_path / "nowhere.gguf")

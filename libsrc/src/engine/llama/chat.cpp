@@ -322,9 +322,9 @@ std::unique_ptr<Grammar> LlamaModel::chat_grammar(std::string_view rendered) con
                 bad_request("a trigger's type is '" + type + "'; it is word, pattern, pattern_full or token");
             }
         }
-        return make_llama_grammar(vocab(), gbnf, "root", &triggers);
+        return grammars().make(gbnf, "root", &triggers);
     }
-    auto grammar = make_llama_grammar(vocab(), gbnf, "root");
+    auto grammar = grammars().make(gbnf, "root");
     const std::string prefill = get_string(body, "grammar_prefill", "");
     for (const Token token : tokenize(prefill, PYL_TOKENIZE_PARSE_SPECIAL)) {
         if (!grammar->allows(token)) throw Error(PYL_E_GRAMMAR, "line 1, column 1: the grammar does not take what the prompt ends with: '" + prefill + "'");

@@ -1,12 +1,16 @@
 // GBNF through llama.cpp's own grammar engine. Its parser is driven rule by rule, because its one-call form prints to stderr
-// and tells neither line nor column.
+// and tells neither line nor column. A grammar is parsed once and shared: what each branch has of its own is how far it has read,
+// and forks share that too until one of them reads on.
 #include <algorithm>
 #include <limits>
 #include <regex>
 #include <utility>
 
+#include "core/bytes.hpp"
 #include "engine/llama/deep_stack.hpp"
+#include "engine/llama/grammar_shelf.hpp"
 #include "engine/llama/llama_parts.hpp"
+#include "engine/llama/masks.hpp"
 #include "llama-grammar.h"
 #include "llama-vocab.h"
 
@@ -93,39 +97,101 @@ void check_syntax(const llama_vocab * vocab, const std::string & gbnf, const std
     if (!parser.symbol_ids.contains(root)) throw Error(PYL_E_GRAMMAR, "line 1, column 1: no rule is named '" + root + "', the start");
 }
 
+struct FreeGrammar {
+    void operator()(llama_grammar * grammar) const { llama_grammar_free_impl(grammar); }
+};
+using Parsed = std::unique_ptr<llama_grammar, FreeGrammar>;
+
+// What a branch has read.
+struct Reading {
+    GrammarPlace place;
+    bool is_waiting = false;  // for the trigger of a lazy grammar
+    std::string said;         // until then
+    std::vector<llama_grammar::token_pos> said_tokens;
+
+    void exchange(llama_grammar & grammar) noexcept {
+        std::swap(place.stacks, grammar.stacks);
+        std::swap(place.so_far, grammar.partial_utf8);
+        std::swap(is_waiting, grammar.awaiting_trigger);
+        std::swap(said, grammar.trigger_buffer);
+        std::swap(said_tokens, grammar.trigger_buffer_positions);
+    }
+};
+
+}  // namespace
+
+class GrammarCore {
+public:
+    GrammarCore(Parsed grammar, std::shared_ptr<const Words> words) : grammar_(std::move(grammar)), masks(grammar_->rules, std::move(words)), start(std::make_shared<Reading>()) { start->exchange(*grammar_); }
+
+    void accept(Reading & reading, Token token) {
+        const std::scoped_lock lock(mutex_);
+        struct Inside {
+            Reading & reading;
+            llama_grammar & grammar;
+            Inside(Reading & r, llama_grammar & g) : reading(r), grammar(g) { reading.exchange(grammar); }
+            ~Inside() { reading.exchange(grammar); }
+        } const inside(reading, *grammar_);
+        llama_grammar_accept_impl(*grammar_, token);
+    }
+    const std::string & piece(Token token) const { return grammar_->vocab->token_to_piece(token); }
+    bool is_trigger(Token token) const { return std::find(grammar_->trigger_tokens.begin(), grammar_->trigger_tokens.end(), token) != grammar_->trigger_tokens.end(); }
+    bool has_trigger(const std::string & text) const {
+        return std::any_of(grammar_->trigger_patterns.begin(), grammar_->trigger_patterns.end(), [&](const auto & pattern) { return pattern.find(text) != std::string::npos; });
+    }
+
+private:
+    Parsed grammar_;  // its rules stay as they are; the rest belongs to whoever is inside accept()
+    std::mutex mutex_;
+
+public:
+    Masks masks;
+    const std::shared_ptr<Reading> start;
+};
+
+namespace {
+
 class LlamaGrammar final : public Grammar {
 public:
-    explicit LlamaGrammar(llama_grammar * grammar) : grammar_(grammar) { live_counts().grammars++; }
-    ~LlamaGrammar() override {
-        llama_grammar_free_impl(grammar_);
-        live_counts().grammars--;
-    }
-    std::unique_ptr<Grammar> clone() const override { return std::make_unique<LlamaGrammar>(llama_grammar_clone_impl(*grammar_)); }
+    explicit LlamaGrammar(std::shared_ptr<GrammarCore> core) : core_(std::move(core)), reading_(core_->start) { live_counts().grammars++; }
+    LlamaGrammar(const LlamaGrammar & other) : core_(other.core_), reading_(other.reading_), state_(other.state_) { live_counts().grammars++; }
+    ~LlamaGrammar() override { live_counts().grammars--; }
+    std::unique_ptr<Grammar> clone() const override { return std::make_unique<LlamaGrammar>(*this); }
+
     void filter(std::span<Candidate> candidates) override {
-        if (const size_t n = llama_grammar_get_stacks(grammar_).size(); n > max_ways) {
-            throw Error(PYL_E_GRAMMAR, "the text so far can be read in more than " + std::to_string(max_ways) + " ways under this grammar").numbers(static_cast<int64_t>(n), max_ways);
-        }
-        llama_token_data_array array{reinterpret_cast<llama_token_data *>(candidates.data()), candidates.size(), -1, false};
-        llama_grammar_apply_impl(*grammar_, &array);
-        if (!grammar_->awaiting_trigger) forbid_broken_characters(candidates);
+        check_ways();
+        if (!is_waiting()) core_->masks.filter(state(), reading_->place, candidates);
+    }
+    const uint64_t * mask() override {
+        check_ways();
+        return is_waiting() ? nullptr : core_->masks.work_out(state(), reading_->place);
+    }
+    const uint64_t * known_mask() override {
+        check_ways();
+        return is_waiting() ? nullptr : state().known();
     }
     void accept(Token token) override {
+        if (reading_.use_count() > 1) reading_ = std::make_shared<Reading>(*reading_);  // forks go on from it
+        state_.reset();
         if (is_waiting() && std::exchange(asleep_after_, -1) == token) {  // as the engine would, without searching all of it once more
-            const std::string & piece = grammar_->vocab->token_to_piece(token);
-            std::string & said = grammar_->trigger_buffer;
-            grammar_->trigger_buffer_positions.push_back({token, {said.size(), said.size() + piece.size()}});
+            const std::string & piece = core_->piece(token);
+            std::string & said = reading_->said;
+            reading_->said_tokens.push_back({token, {said.size(), said.size() + piece.size()}});
             said += piece;
         } else if (is_waiting()) {
-            searching([&] { llama_grammar_accept_impl(*grammar_, token); });
+            searching([&] { core_->accept(*reading_, token); });
         } else {
-            llama_grammar_accept_impl(*grammar_, token);
+            core_->accept(*reading_, token);
         }
     }
-    bool is_waiting() const override { return grammar_->awaiting_trigger; }
+    bool is_waiting() const override { return reading_->is_waiting; }
     bool allows(Token token) override {
-        if (!Grammar::allows(token)) return false;
-        if (!is_waiting()) return true;
-        if (grammar_->trigger_buffer.size() > max_waiting) return false;
+        check_ways();
+        if (!is_waiting()) {
+            const uint64_t * known = state_ ? state_->known() : nullptr;
+            return known ? known[static_cast<size_t>(token) / 64] >> token % 64 & 1 : core_->masks.allows(reading_->place, token);
+        }
+        if (reading_->said.size() > max_waiting) return false;
         if (!wakes(token)) {
             asleep_after_ = token;
             return true;
@@ -139,56 +205,84 @@ public:
     }
 
 private:
+    void check_ways() const {
+        if (const size_t n = reading_->place.stacks.size(); n > max_ways) {
+            throw Error(PYL_E_GRAMMAR, "the text so far can be read in more than " + std::to_string(max_ways) + " ways under this grammar").numbers(static_cast<int64_t>(n), max_ways);
+        }
+    }
+    Masks::State & state() {
+        if (!state_) state_ = core_->masks.find(reading_->place);
+        return *state_;
+    }
     bool wakes(Token token) const {
-        const auto & tokens = grammar_->trigger_tokens;
-        if (std::find(tokens.begin(), tokens.end(), token) != tokens.end()) return true;
-        const std::string text = grammar_->trigger_buffer + grammar_->vocab->token_to_piece(token);
+        if (core_->is_trigger(token)) return true;
+        const std::string text = reading_->said + core_->piece(token);
         bool found = false;
-        searching([&] { found = std::any_of(grammar_->trigger_patterns.begin(), grammar_->trigger_patterns.end(), [&](const auto & pattern) { return pattern.find(text) != std::string::npos; }); });
+        searching([&] { found = core_->has_trigger(text); });
         return found;
     }
     // The matcher's recursion takes some two hundred bytes of stack for each byte of text.
     void searching(const std::function<void()> & work) const {
-        if (grammar_->trigger_buffer.size() < 4096) return work();
-        on_deep_stack(work, (1u << 20) + 512 * grammar_->trigger_buffer.size());
-    }
-    // The engine puts characters together from bytes without looking whether UTF-8 allows them: overlong ones, halves of
-    // surrogate pairs and those beyond the last would pass through any class that names what may not come.
-    void forbid_broken_characters(std::span<Candidate> candidates) const {
-        const auto [value, n_remain] = grammar_->partial_utf8;
-        uint8_t low = 0x00, high = 0xF4;
-        if (n_remain == 2 && value == 0x0) low = 0xA0;
-        if (n_remain == 2 && value == 0xD) high = 0x9F;
-        if (n_remain == 3 && value == 0x0) low = 0x90;
-        if (n_remain == 3 && value == 0x4) high = 0x8F;
-        for (Candidate & c : candidates) {
-            if (c.logit == -std::numeric_limits<float>::infinity() || grammar_->vocab->is_eog(c.id)) continue;
-            const auto first = static_cast<uint8_t>(grammar_->vocab->token_to_piece(c.id)[0]);
-            if (first < low || first > high) c.logit = -std::numeric_limits<float>::infinity();
-        }
+        if (reading_->said.size() < 4096) return work();
+        on_deep_stack(work, (1u << 20) + 512 * reading_->said.size());
     }
 
-    llama_grammar * grammar_;
-    Token asleep_after_ = -1;  // the token that allows() last found not to wake it
+    std::shared_ptr<GrammarCore> core_;
+    std::shared_ptr<Reading> reading_;
+    std::shared_ptr<Masks::State> state_;  // of what is read, once asked for
+    Token asleep_after_ = -1;              // the token that allows() last found not to wake it
 };
 
-}  // namespace
-
-std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy) {
+Parsed parse(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy) {
     check_syntax(vocab, gbnf, root);
     std::vector<const char *> patterns;
     if (lazy) {
         for (const std::string & pattern : lazy->patterns) patterns.push_back(pattern.c_str());
     }
     const LogCapture log;
-    llama_grammar * grammar = nullptr;
+    Parsed grammar;
     try {
-        grammar = llama_grammar_init_impl(vocab, gbnf.c_str(), root.c_str(), lazy != nullptr, patterns.data(), patterns.size(), lazy ? lazy->tokens.data() : nullptr, lazy ? lazy->tokens.size() : 0);
+        grammar.reset(llama_grammar_init_impl(vocab, gbnf.c_str(), root.c_str(), lazy != nullptr, patterns.data(), patterns.size(), lazy ? lazy->tokens.data() : nullptr, lazy ? lazy->tokens.size() : 0));
     } catch (const std::regex_error & error) {
         throw Error(PYL_E_GRAMMAR, std::string("line 1, column 1: a trigger's pattern does not compile: ") + error.what());
     }
     if (!grammar) throw Error(PYL_E_GRAMMAR, "line 1, column 1: " + log.words("the engine refused the grammar"));
-    return std::make_unique<LlamaGrammar>(grammar);
+    return grammar;
 }
+
+// Everything that makes two grammars the same one.
+std::string name_of(const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy) {
+    ByteWriter out;
+    out.put(gbnf);
+    out.put(root);
+    out.put<uint8_t>(lazy != nullptr);
+    if (lazy) {
+        for (const std::string & pattern : lazy->patterns) out.put(pattern);
+        out.put_all(lazy->tokens.data(), lazy->tokens.size());
+    }
+    return std::move(out.bytes());
+}
+
+}  // namespace
+
+void check_llama_grammar(const std::string & gbnf) { parse(nullptr, gbnf, "root", nullptr); }
+
+std::unique_ptr<Grammar> GrammarShelf::make(const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy) {
+    const std::string name = name_of(gbnf, root, lazy);
+    const std::scoped_lock lock(mutex_);
+    std::shared_ptr<GrammarCore> core;
+    if (const auto it = cores_.find(name); it != cores_.end()) core = it->second.lock();
+    if (!core) {
+        if (!words_) words_ = std::make_shared<const Words>(vocab_);
+        core = std::make_shared<GrammarCore>(parse(vocab_, gbnf, root, lazy), words_);
+        std::erase_if(cores_, [](const auto & item) { return item.second.expired(); });
+        cores_[name] = core;
+    }
+    newest_ = core;
+    return std::make_unique<LlamaGrammar>(std::move(core));
+}
+
+GrammarShelf::GrammarShelf(const llama_vocab * vocab) : vocab_(vocab) {}
+GrammarShelf::~GrammarShelf() = default;
 
 }  // namespace pyl

@@ -10,6 +10,7 @@
 #include "core/log.hpp"
 #include "core/store.hpp"
 #include "engine/engine.hpp"
+#include "engine/llama/grammar_shelf.hpp"
 #include "ggml-cpu.h"
 #include "llama.h"
 
@@ -49,6 +50,7 @@ public:
     const llama_vocab * vocab() const { return llama_model_get_vocab(model_.get()); }
 
 private:
+    GrammarShelf & grammars() const;
     std::string chat_render_here(std::string_view request) const;
 
     std::unique_ptr<llama_model, FreeModel> model_;
@@ -57,6 +59,7 @@ private:
     uint64_t fingerprint_;
     pyl_model_info info_{};
     std::vector<uint8_t> flags_;
+    std::unique_ptr<GrammarShelf> grammars_; 
     mutable std::mutex chat_mutex_;
     mutable std::map<std::string, std::shared_ptr<ChatTemplates>> chat_;  // by override source; "" is the model's own
 };
@@ -90,12 +93,8 @@ Memory llama_dry_run(const std::string & path, const ModelParams & params, const
 ProjectorMemory llama_projector_dry_run(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height);
 std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params);
 std::unique_ptr<EmbedContext> open_llama_embedder(const LlamaModel & model, const EmbedderParams & params);
-// Text or tokens that wake a lazy grammar; a pattern's first group, or else its match, is where the grammar begins.
-struct GrammarTriggers {
-    std::vector<std::string> patterns;
-    std::vector<Token> tokens;
-};
-std::unique_ptr<Grammar> make_llama_grammar(const llama_vocab * vocab, const std::string & gbnf, const std::string & root, const GrammarTriggers * lazy = nullptr);
+// Whether a grammar can be put on a branch with whatever vocabulary, or PYL_E_GRAMMAR.
+void check_llama_grammar(const std::string & gbnf);
 std::string llama_chat_parse(std::string_view request);
 std::string llama_schema_to_gbnf(std::string_view schema);
 

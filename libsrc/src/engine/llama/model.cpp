@@ -105,6 +105,7 @@ LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : p
     } else {
         flags_.assign(static_cast<size_t>(info_.n_vocab), 0);
     }
+    grammars_ = std::make_unique<GrammarShelf>(v);
     live_counts().weights++;
 }
 
@@ -164,10 +165,12 @@ std::string LlamaModel::piece(Token token, bool special) const {
     return out;
 }
 
-std::unique_ptr<Grammar> LlamaModel::grammar(const std::string & gbnf, const std::string & root) const {
+GrammarShelf & LlamaModel::grammars() const {
     if (info_.vocab_type == PYL_VOCAB_NONE) throw Error(PYL_E_UNSUPPORTED, "this model file carries no vocabulary, so nothing can be constrained");
-    return make_llama_grammar(vocab(), gbnf, root);
+    return *grammars_;
 }
+
+std::unique_ptr<Grammar> LlamaModel::grammar(const std::string & gbnf, const std::string & root) const { return grammars().make(gbnf, root); }
 
 size_t LlamaModel::n_sections() const {
     const llama_rope_type type = llama_model_rope_type(raw());

@@ -125,7 +125,7 @@ std::string llama_schema_to_gbnf(std::string_view text) {
     }
     replace_rules(gbnf);
     try {
-        make_llama_grammar(nullptr, gbnf, "root");  // what is given out can be put on a branch
+        check_llama_grammar(gbnf);  // what is given out can be put on a branch
     } catch (const Error & error) {
         throw Error(PYL_E_UNSUPPORTED, "the schema makes a grammar that the engine does not take: " + error.message);
     }

@@ -163,11 +163,38 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
     }
 }
 
-Token Store::draw(Branch & branch) {
+// each(i, scratch) for every branch, on as many threads as the store has when there is enough to do. Of several that fail the
+// first is told of, as if they had been gone through in order. `cost`: logits that are looked at.
+template <typename Each>
+void Store::for_each_branch(std::span<Branch * const> branches, size_t cost, Each && each) {
+    if (branches.size() < 2 || crew_->size() < 2 || cost < worth_sharing) {
+        for (size_t i = 0; i < branches.size(); i++) each(i, scratch_[0]);
+        return;
+    }
+    std::vector<std::exception_ptr> failures(branches.size());
+    crew_->run(branches.size(), [&](size_t i, size_t worker) {
+        try {
+            each(i, scratch_[worker]);
+        } catch (...) {
+            failures[i] = std::current_exception();
+        }
+    });
+    for (const auto & failure : failures) {
+        if (failure) std::rethrow_exception(failure);
+    }
+}
+
+// Roughly; a grammar whose state is new takes much more.
+static size_t cost_of(const Branch & branch, size_t n_vocab) {
+    const SamplingParams & p = branch.sampler.params();
+    return n_vocab * (p.temperature > 0 && p.top_k <= 0 ? 16 : branch.grammar ? 4 : 1);
+}
+
+Token Store::draw(Branch & branch, const float * row, SamplerScratch & scratch) {
     Biases refused;  // by a grammar that is only about to wake
     const uint64_t before = branch.sampler.draws();
     while (true) {
-        const Token token = branch.sampler.sample(logits(branch), n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer, refused});
+        const Token token = branch.sampler.sample(row, n_vocab_, branch.grammar.get(), scratch, {suppressed_, branch.bias, branch.steer, refused});
         if (token < 0 || !branch.grammar || !branch.grammar->is_waiting() || branch.grammar->allows(token)) return token;
         auto more = refused ? *refused : std::vector<std::pair<Token, float>>();
         more.emplace_back(token, -std::numeric_limits<float>::infinity());
@@ -176,23 +203,43 @@ Token Store::draw(Branch & branch) {
     }
 }
 
+// A token for each of several branches, -1 where there is none to draw. If it throws, no stream has advanced.
+void Store::draw_all(std::span<Branch * const> branches, Token * tokens) {
+    std::vector<const float *> rows;
+    std::vector<uint64_t> before;
+    size_t cost = 0;
+    for (const Branch * branch : branches) {
+        rows.push_back(logits(*branch));  // the engine is asked by this thread alone
+        before.push_back(branch->sampler.draws());
+        cost += cost_of(*branch, n_vocab_);
+    }
+    std::vector<Branch *> sorted(branches.begin(), branches.end());
+    std::sort(sorted.begin(), sorted.end());
+    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) cost = 0;  // one that stands twice draws once and then again
+    try {
+        for_each_branch(branches, cost, [&](size_t i, SamplerScratch & scratch) { tokens[i] = draw(*branches[i], rows[i], scratch); });
+    } catch (...) {
+        for (size_t i = 0; i < branches.size(); i++) branches[i]->sampler.rewind(before[i]);
+        throw;
+    }
+}
+
 void Store::sample(std::span<const pyl_branch> branches, Token * tokens) {
-    std::vector<std::pair<Branch *, uint64_t>> before;
+    std::vector<Branch *> all;
+    std::vector<uint64_t> before;
     for (size_t i = 0; i < branches.size(); i++) {
         Branch & branch = get_healthy(branches[i], i);
         if (!branch.logits.any()) throw Error(PYL_E_NO_LOGITS, "the branch has no logits to sample from").at(i);
-        before.emplace_back(&branch, branch.sampler.draws());
+        all.push_back(&branch);
+        before.push_back(branch.sampler.draws());
     }
     const auto start = Clock::now();
     std::vector<Token> drawn(branches.size());
-    try {
-        for (size_t i = 0; i < before.size(); i++) {
-            drawn[i] = draw(*before[i].first);
-            if (drawn[i] < 0) throw Error(PYL_E_ILLEGAL, "grammar and logits leave no token to draw").at(i);
-        }
-    } catch (...) {
-        for (auto it = before.rbegin(); it != before.rend(); ++it) it->first->sampler.rewind(it->second);
-        throw;
+    draw_all(all, drawn.data());
+    for (size_t i = 0; i < all.size(); i++) {
+        if (drawn[i] >= 0) continue;
+        for (size_t k = 0; k < all.size(); k++) all[k]->sampler.rewind(before[k]);
+        throw Error(PYL_E_ILLEGAL, "grammar and logits leave no token to draw").at(i);
     }
     std::copy(drawn.begin(), drawn.end(), tokens);
     live_.n_tokens_sampled += drawn.size();
@@ -218,18 +265,17 @@ void Store::commit(std::span<const pyl_branch> branches, const Token * tokens) {
 }
 
 // What the metrics of a branch would be with this token.
-void Store::measure(const Branch & branch, Token token, pyl_metrics & metrics) {
+void Store::measure(const Branch & branch, Token token, const float * row, pyl_metrics & metrics, SamplerScratch & scratch) {
     metrics = branch.metrics;
-    if (!metrics.levels || !branch.logits.any()) return;
+    if (!row) return;
     metrics.n_tokens++;
-    const float * row = logits(branch);
     if (metrics.levels & PYL_METRICS_MODEL) {
         const auto d = distribution_of(row, n_vocab_);  // nothing: every token is a surprise without bounds
         metrics.model_surprisal += metrics.last_model_surprisal = d ? d->log_sum - static_cast<double>(row[token]) : std::numeric_limits<double>::infinity();
         metrics.model_entropy += metrics.last_model_entropy = d ? d->entropy : 0;
     }
     if (metrics.levels & PYL_METRICS_SAMPLING) {
-        const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch_, {suppressed_, branch.bias, branch.steer});
+        const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch, {suppressed_, branch.bias, branch.steer});
         metrics.last_sampling_surprisal = m.surprisal;
         metrics.last_sampling_entropy = m.entropy;
         if (std::isfinite(m.surprisal)) {
@@ -238,6 +284,19 @@ void Store::measure(const Branch & branch, Token token, pyl_metrics & metrics) {
             metrics.sampling_entropy += m.entropy;
         }
     }
+}
+
+void Store::measure_all(std::span<Branch * const> branches, const Token * tokens) {
+    std::vector<const float *> rows;
+    size_t cost = 0;
+    for (const Branch * branch : branches) {
+        const int32_t levels = branch->metrics.levels;
+        rows.push_back(levels && branch->logits.any() ? logits(*branch) : nullptr);
+        if (rows.back() && levels & PYL_METRICS_MODEL) cost += 8 * n_vocab_;
+        if (rows.back() && levels & PYL_METRICS_SAMPLING) cost += cost_of(*branch, n_vocab_);
+    }
+    measured_.resize(branches.size());
+    for_each_branch(branches, cost, [&](size_t i, SamplerScratch & scratch) { measure(*branches[i], tokens[i], rows[i], measured_[i], scratch); });
 }
 
 // Decodes one token for each branch, in one dispatch or, in a deterministic store, in one for each; throws with the state after.
@@ -269,13 +328,11 @@ void Store::land_together(std::span<Branch * const> branches, const Token * toke
     std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return branches[a]->seq < branches[b]->seq; });
     batch_.clear();
     for (const size_t i : order) batch_.add(tokens[i], branches[i]->position, branches[i]->seq, true);
-    measured_.resize(branches.size());
-    for (size_t i = 0; i < branches.size(); i++) {
-        Branch & branch = *branches[i];
-        branch.sampler.make_room();
-        if (branch.grammar) branch.grammar_taken.make_room();
-        measure(branch, tokens[i], measured_[i]);
+    for (Branch * branch : branches) {
+        branch->sampler.make_room();
+        if (branch->grammar) branch->grammar_taken.make_room();
     }
+    measure_all(branches, tokens);
     save_rows(branches);
     epoch_++;
     const int32_t rc = run([&] { return context_->decode(batch_); }, batch_.size());
@@ -335,8 +392,8 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
         if (token < 0 || static_cast<size_t>(token) >= n_vocab_) throw Error(PYL_E_INVALID, "stop token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(n_vocab_));
     }
     const auto is_stop = [&](Token token) { return std::find(stops.begin(), stops.end(), token) != stops.end(); };
-    std::vector<Branch *> going;
-    std::vector<Token> drawn;
+    std::vector<Branch *> drawing, going;
+    std::vector<Token> tokens_drawn, drawn;
     std::vector<size_t> lane_of;
     std::vector<uint64_t> draws, going_draws;
     for (uint32_t step = 0; step < n_steps && !active.empty(); step++) {
@@ -371,9 +428,13 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
         const uint64_t dispatches_before = live_.n_dispatches;
         try {
             const auto start = Clock::now();
+            drawing.clear();
+            for (const size_t i : active) drawing.push_back(all[i]);
+            tokens_drawn.resize(drawing.size());
+            draw_all(drawing, tokens_drawn.data());
             for (size_t k = 0; k < active.size(); k++) {
                 const size_t i = active[k];
-                const Token token = draw(*all[i]);
+                const Token token = tokens_drawn[k];
                 if (token >= 0 && !(model_->token_flags(token) & PYL_TOKEN_EOG) && !is_stop(token)) {
                     going.push_back(all[i]), drawn.push_back(token), lane_of.push_back(i), going_draws.push_back(draws[k]);
                     continue;

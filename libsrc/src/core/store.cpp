@@ -12,7 +12,7 @@ LiveCounts & live_counts() {
 }
 
 Store::Store(std::shared_ptr<const Model> model, const ContextParams & params)
-    : model_(std::move(model)), context_(model_->open(params)), params_(params), n_vocab_(static_cast<size_t>(model_->info().n_vocab)), slots_(params.n_seq_max) {
+    : model_(std::move(model)), context_(model_->open(params)), params_(params), n_vocab_(static_cast<size_t>(model_->info().n_vocab)), slots_(params.n_seq_max), crew_(std::make_unique<Crew>(params.n_threads)), scratch_(crew_->size()) {
     for (uint32_t i = params.n_seq_max; i-- > 0;) {
         free_slots_.push_back(i);
         free_seqs_.push_back(static_cast<Seq>(i));
@@ -66,6 +66,7 @@ void Store::drain() noexcept {
             if (slots_[i].is_live) release(i, false);
         }
         context_.reset();
+        crew_.reset();
         epoch_++;
     }
     is_drained_ = true;

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "core/crew.hpp"
 #include "core/error.hpp"
 #include "core/history.hpp"
 #include "core/prompt.hpp"
@@ -74,6 +75,9 @@ struct PromptItem {
 
 class Store {
 public:
+    // Logits to be looked at that are worth waking another thread for.
+    static constexpr size_t worth_sharing = 1u << 18;
+
     Store(std::shared_ptr<const Model> model, const ContextParams & params);
     ~Store();
 
@@ -155,8 +159,12 @@ private:
     void decode_prompt(Branch & branch, PromptItem & item);
     void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed);
     void land_together(std::span<Branch * const> branches, const Token * tokens);
-    Token draw(Branch & branch);
-    void measure(const Branch & branch, Token token, pyl_metrics & metrics);
+    Token draw(Branch & branch, const float * row, SamplerScratch & scratch);
+    void draw_all(std::span<Branch * const> branches, Token * tokens);
+    void measure(const Branch & branch, Token token, const float * row, pyl_metrics & metrics, SamplerScratch & scratch);
+    void measure_all(std::span<Branch * const> branches, const Token * tokens);
+    template <typename Each>
+    void for_each_branch(std::span<Branch * const> branches, size_t cost, Each && each);
     void publish();
 
     std::shared_ptr<const Model> model_;
@@ -171,7 +179,8 @@ private:
     uint64_t born_ = 0;
     Batch batch_;
     RowBatch row_batch_;
-    SamplerScratch scratch_;
+    std::unique_ptr<Crew> crew_;
+    std::vector<SamplerScratch> scratch_;  // one for each of the crew
     std::vector<pyl_metrics> measured_;  // of the branches of a dispatch, were it to land
 
     std::atomic<bool> in_call_{false};

@@ -747,6 +747,8 @@ typedef struct pyl_projector_info {
     uint64_t cache_bytes;    /* rows in the cache now */
     double encode_s;         /* seconds in the encoder */
     uint64_t n_prepared;     /* pictures and sounds that were scaled and cut for the encoder; once for all stretches of one */
+    uint64_t weights_bytes;  /* of the encoders' weights */
+    uint64_t compute_bytes;  /* of their graphs' buffers now: 0 before the first encode, and they only grow */
 } pyl_projector_info;
 
 /* Facts about a projector. Thread: any. */

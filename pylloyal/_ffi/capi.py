@@ -390,6 +390,8 @@ class pyl_projector_info(Structure):
         ("cache_bytes", c_uint64),
         ("encode_s", c_double),
         ("n_prepared", c_uint64),
+        ("weights_bytes", c_uint64),
+        ("compute_bytes", c_uint64),
     ]
 
 

@@ -40,6 +40,8 @@ class ProjectorStatistics:
         Seconds in the encoder.
     n_prepared : int
         Pictures and sounds that were scaled and cut for the encoder: once for all tiles of one.
+    weights_bytes, compute_bytes : int
+        Its weights, and the buffers of its graphs now: none before the first picture or sound, and growing with larger ones.
     """
 
     has_vision: bool
@@ -54,6 +56,8 @@ class ProjectorStatistics:
     cache_bytes: int
     encode_s: float
     n_prepared: int
+    weights_bytes: int
+    compute_bytes: int
 
 
 class Projector(Handle):
@@ -102,7 +106,7 @@ class Projector(Handle):
         i = new(capi.pyl_projector_info)
         library().pyl_projector_describe(self._ptr(), ref(i))
         return ProjectorStatistics(bool(i.has_vision), bool(i.has_audio), i.sample_rate, i.n_embd, bool(i.is_mrope), bool(i.is_non_causal), i.n_frames_merged, i.n_encodes,
-                                   i.n_cache_hits, i.cache_bytes, i.encode_s, i.n_prepared)
+                                   i.n_cache_hits, i.cache_bytes, i.encode_s, i.n_prepared, i.weights_bytes, i.compute_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ static_assert(offsetof(pyl_projector_params, flash_attn) == 12 && sizeof(pyl_pro
 static_assert(offsetof(pyl_projector_params, image_min_tokens) == 16 && sizeof(pyl_projector_params::image_min_tokens) == 4);
 static_assert(offsetof(pyl_projector_params, image_max_tokens) == 20 && sizeof(pyl_projector_params::image_max_tokens) == 4);
 static_assert(offsetof(pyl_projector_params, cache_bytes) == 24 && sizeof(pyl_projector_params::cache_bytes) == 8);
-static_assert(sizeof(pyl_projector_info) == 72);
+static_assert(sizeof(pyl_projector_info) == 88);
 static_assert(offsetof(pyl_projector_info, struct_size) == 0 && sizeof(pyl_projector_info::struct_size) == 4);
 static_assert(offsetof(pyl_projector_info, has_vision) == 4 && sizeof(pyl_projector_info::has_vision) == 4);
 static_assert(offsetof(pyl_projector_info, has_audio) == 8 && sizeof(pyl_projector_info::has_audio) == 4);
@@ -192,6 +192,8 @@ static_assert(offsetof(pyl_projector_info, n_cache_hits) == 40 && sizeof(pyl_pro
 static_assert(offsetof(pyl_projector_info, cache_bytes) == 48 && sizeof(pyl_projector_info::cache_bytes) == 8);
 static_assert(offsetof(pyl_projector_info, encode_s) == 56 && sizeof(pyl_projector_info::encode_s) == 8);
 static_assert(offsetof(pyl_projector_info, n_prepared) == 64 && sizeof(pyl_projector_info::n_prepared) == 8);
+static_assert(offsetof(pyl_projector_info, weights_bytes) == 72 && sizeof(pyl_projector_info::weights_bytes) == 8);
+static_assert(offsetof(pyl_projector_info, compute_bytes) == 80 && sizeof(pyl_projector_info::compute_bytes) == 8);
 static_assert(sizeof(pyl_part) == 80);
 static_assert(offsetof(pyl_part, struct_size) == 0 && sizeof(pyl_part::struct_size) == 4);
 static_assert(offsetof(pyl_part, kind) == 4 && sizeof(pyl_part::kind) == 4);
@@ -432,7 +434,9 @@ std::string layout_json() {
     field("n_cache_hits", offsetof(pyl_projector_info, n_cache_hits), sizeof(pyl_projector_info::n_cache_hits), false);
     field("cache_bytes", offsetof(pyl_projector_info, cache_bytes), sizeof(pyl_projector_info::cache_bytes), false);
     field("encode_s", offsetof(pyl_projector_info, encode_s), sizeof(pyl_projector_info::encode_s), false);
-    field("n_prepared", offsetof(pyl_projector_info, n_prepared), sizeof(pyl_projector_info::n_prepared), true);
+    field("n_prepared", offsetof(pyl_projector_info, n_prepared), sizeof(pyl_projector_info::n_prepared), false);
+    field("weights_bytes", offsetof(pyl_projector_info, weights_bytes), sizeof(pyl_projector_info::weights_bytes), false);
+    field("compute_bytes", offsetof(pyl_projector_info, compute_bytes), sizeof(pyl_projector_info::compute_bytes), true);
     out += ",\"pyl_part\":{\"size\":" + std::to_string(sizeof(pyl_part)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_part, struct_size), sizeof(pyl_part::struct_size), false);
     field("kind", offsetof(pyl_part, kind), sizeof(pyl_part::kind), false);

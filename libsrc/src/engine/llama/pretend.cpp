@@ -26,6 +26,8 @@ ggml_backend_buffer_t pretend(ggml_backend_buffer_type_t type, size_t size) {
     ggml_backend_buffer_i calls{};
     calls.get_base = nowhere;
     calls.clear = [](ggml_backend_buffer_t, uint8_t) {};
+    calls.set_tensor = [](ggml_backend_buffer_t, ggml_tensor *, const void *, size_t, size_t) {};
+    calls.memset_tensor = [](ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t) {};
     return ggml_backend_buffer_init(type, calls, nullptr, size);
 }
 
@@ -34,11 +36,7 @@ ggml_backend_buffer_t pretend(ggml_backend_buffer_type_t type, size_t size) {
 ggml_backend_buffer_t allocate_watched(ggml_backend_buffer_type_t type, size_t size) {
     if (!current) return originals().at(type)(type, size);
     current->asked.emplace_back(type, size);
-    switch (current->mode_) {
-        case BufferScope::Mode::pretend: return pretend(type, size);
-        case BufferScope::Mode::fail: return nullptr;
-        default: return originals().at(type)(type, size);
-    }
+    return current->mode_ == BufferScope::Mode::pretend ? pretend(type, size) : originals().at(type)(type, size);
 }
 
 void watch_buffers() {

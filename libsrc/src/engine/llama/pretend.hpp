@@ -1,5 +1,5 @@
 // The engine's dry run still allocates in places: the output buffer, recurrent state, an encoder's weights and its graph. While one of
-// these lives, what this thread asks ggml's buffer types for is noted, and given or not.
+// these lives, what this thread asks ggml's buffer types for is noted, and given or pretended.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +17,7 @@ class BufferScope {
 public:
     enum class Mode {
         real,     // noted only
-        pretend,  // a buffer with a size and no memory: good for whatever never touches its data
-        fail,     // no buffer, as when memory is out
+        pretend,  // a buffer with a size and no memory, good as long as nothing is computed: what is written to it goes nowhere
     };
     explicit BufferScope(Mode mode);
     ~BufferScope();

@@ -9,6 +9,7 @@
 #include "core/registry.hpp"
 #include "engine/llama/assertion.hpp"
 #include "engine/llama/llama_parts.hpp"
+#include "engine/llama/pretend.hpp"
 #include "gguf.h"
 #include "mtmd.h"
 
@@ -114,14 +115,16 @@ struct Prepared {
 
 class LlamaProjector final : public Projector {
 public:
-    LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged, bool takes_several)
-        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged), takes_several_(takes_several) {}
+    LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged, bool takes_several, uint64_t weights_bytes)
+        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged), takes_several_(takes_several), weights_bytes_(weights_bytes) {}
 
     pyl_projector_info info() const override {
         const std::scoped_lock lock(mutex_);
         const mtmd_context * c = context_.get();
+        uint64_t compute_bytes = 0;
+        for (const auto & [where, bytes] : graph_bytes_) compute_bytes += bytes;
         return {sizeof(pyl_projector_info), mtmd_support_vision(c), mtmd_support_audio(c), std::max(0, mtmd_get_audio_sample_rate(c)), model_->info().n_embd_inp, mtmd_decode_use_mrope(c), mtmd_decode_use_non_causal(c, nullptr),
-                n_frames_merged_, n_encodes_, n_cache_hits_, cache_.bytes(), encode_s_, n_prepared_};
+                n_frames_merged_, n_encodes_, n_cache_hits_, cache_.bytes(), encode_s_, n_prepared_, weights_bytes_, compute_bytes};
     }
     const std::shared_ptr<const Model> & model() const override { return model_; }
     std::shared_ptr<Prompt> lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const override;
@@ -141,6 +144,9 @@ private:
     uint32_t max_rows_;  // of a picture; 0 for what the file says
     int n_frames_merged_;
     bool takes_several_;  // pictures in one run
+    uint64_t weights_bytes_;
+    // The engine tells nobody what its encoders hold; what they last asked for is it, by kind of chunk and type of buffer.
+    mutable std::map<std::pair<int, ggml_backend_buffer_type_t>, uint64_t> graph_bytes_;
     mutable uint64_t n_encodes_ = 0, n_cache_hits_ = 0, n_prepared_ = 0;
     mutable double encode_s_ = 0;
 };
@@ -357,8 +363,10 @@ Rows LlamaProjector::encode(const LlamaPrompt & prompt, size_t index) const {
     }
     const auto start = std::chrono::steady_clock::now();
     const LogCapture log;
+    const BufferScope watch(BufferScope::Mode::real);
     const bool is_several = run.size() > 1 && mtmd_batch_encode(batch.get()) == 0;
     const int32_t rc = is_several ? 0 : mtmd_encode_chunk(context_.get(), run[0].second);  // alone too when several were too much
+    for (const auto & [type, bytes] : watch.asked) graph_bytes_[{static_cast<int>(mtmd_input_chunk_get_type(run[0].second)), type}] = bytes;
     encode_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     n_encodes_++;
     const size_t last = is_several ? run.back().first : index;
@@ -396,7 +404,13 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
     if (params.image_max_tokens) p.image_max_tokens = static_cast<int>(params.image_max_tokens);
     const LogCapture log;
     const AssertionScope assertions;
-    mtmd::context_ptr context(mtmd_init_from_file(path.c_str(), raw(), p));
+    uint64_t weights_bytes = 0;
+    mtmd::context_ptr context;
+    {
+        const BufferScope watch(BufferScope::Mode::real);
+        context.reset(mtmd_init_from_file(path.c_str(), raw(), p));
+        for (const auto & [type, bytes] : watch.asked) weights_bytes += bytes;
+    }
     if (!context) {
         const std::string words = log.words("the engine gave no reason");
         throw Error(words.find("mismatch") != std::string::npos ? PYL_E_PROJECTOR : PYL_E_FORMAT, "the engine cannot load the projector " + path + " (type '" + header.type + "'): " + words);
@@ -429,7 +443,7 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
         const mtmd::batch_ptr batch(mtmd_batch_init(context.get()));
         takes_several = a && b && mtmd_batch_add_chunk(batch.get(), a) == 0 && mtmd_batch_add_chunk(batch.get(), b) == 0;
     }
-    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), params, merged, takes_several);
+    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), params, merged, takes_several, weights_bytes);
 }
 
 }  // namespace pyl

@@ -40,7 +40,7 @@ void need_size(const clip_ctx * encoder, uint32_t width, uint32_t height) {
     const auto is_square = [&](int32_t side) { return side > 0 && width == static_cast<uint32_t>(side) && height == width; };
     if (is_square(h.image_size) || is_square(h.warmup_image_size)) return;
     if (std::find(any_size.begin(), any_size.end(), clip_get_projector_type(encoder)) == any_size.end()) {
-        throw Error(PYL_E_INVALID, "this encoder is measured with pictures of " + std::to_string(h.image_size) + " by " + std::to_string(h.image_size) + " or " + std::to_string(h.warmup_image_size) + " by " + std::to_string(h.warmup_image_size) + " only");
+        throw Error(PYL_E_INVALID, "this encoder is measured with square pictures of " + std::to_string(h.image_size) + (h.warmup_image_size == h.image_size ? "" : " or " + std::to_string(h.warmup_image_size)) + " pixels a side only");
     }
     const auto grain = static_cast<uint32_t>(std::max(1, h.patch_size * h.n_merge));
     if (width == 0 || height == 0 || width % grain != 0 || height % grain != 0 || width > 16384 || height > 16384) {
@@ -48,16 +48,22 @@ void need_size(const clip_ctx * encoder, uint32_t width, uint32_t height) {
     }
 }
 
-// Encoding fails when the graph's buffer cannot be had, and by then has said how large it would be.
-uint64_t graph_bytes(clip_ctx * encoder, uint32_t width, uint32_t height) {
+struct BeforeComputing : std::exception {};
+
+// The first encode lays the graph out for its picture; a picture without pixels then throws where they are copied in, and what would
+// get past that throws before the first node is computed.
+void lay_out(clip_ctx * encoder, uint32_t width, uint32_t height) {
     clip_image_f32 picture;
     picture.set_size({static_cast<int>(width), static_cast<int>(height)}, true, false);
     std::vector<float> rows;
-    const BufferScope refused(BufferScope::Mode::fail);
+    const BufferScope graph(BufferScope::Mode::pretend);
     const LogCapture log(true);
-    clip_image_encode(encoder, 1, &picture, rows);
-    if (refused.asked.empty()) throw Error(PYL_E_INTERNAL, "the engine encoded without asking for a buffer");
-    return refused.asked.back().second;
+    try {
+        clip_image_encode(encoder, 1, &picture, rows);
+    } catch (const std::exception &) {
+        if (!graph.asked.empty()) return;
+    }
+    throw Error(PYL_E_UNSUPPORTED, "the engine lays out no graph for such a picture: " + log.words("it gave no reason"));
 }
 
 uint64_t sum(const ByDevice & bytes) {
@@ -76,6 +82,7 @@ ProjectorMemory llama_projector_dry_run(const std::string & path, const Projecto
     p.image_min_tokens = params.image_min_tokens ? static_cast<int>(params.image_min_tokens) : -1;
     p.image_max_tokens = params.image_max_tokens ? static_cast<int>(params.image_max_tokens) : -1;
     p.no_alloc = true;
+    p.cb_eval = [](ggml_tensor *, bool, void *) -> bool { throw BeforeComputing(); };
     const ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     const BufferScope weights(BufferScope::Mode::pretend);
     const Encoders bare(path, p, false);
@@ -92,14 +99,15 @@ ProjectorMemory llama_projector_dry_run(const std::string & path, const Projecto
         const bool is_picture = with == whole.found.ctx_v;
         const clip_hparams & h = *clip_get_hparams(with);
         EncoderRow row{kind, is_picture ? h.warmup_image_size : h.warmup_audio_size, is_picture ? h.warmup_image_size : h.n_mel_bins, 0};
+        const ByDevice weights_alone = clip_get_mem_usage(without);
         ByDevice compute = clip_get_mem_usage(with);
-        for (const auto & [device, bytes] : clip_get_mem_usage(without)) compute[device] -= bytes;
         if (is_picture && (width > 0 || height > 0)) {
             need_size(without, width, height);
             row.width = static_cast<int32_t>(width), row.height = static_cast<int32_t>(height);
-            if (compute.size() != 1) throw Error(PYL_E_UNSUPPORTED, "a picture's own size is measured on the CPU alone; here the encoder runs on several devices");
-            compute.begin()->second = graph_bytes(without, width, height);
+            lay_out(without, width, height);
+            compute = clip_get_mem_usage(without);
         }
+        for (const auto & [device, bytes] : weights_alone) compute[device] -= bytes;
         row.compute_bytes = sum(compute);
         for (const auto & [device, bytes] : compute) rows[device].compute_bytes += bytes;
         out.encoders.push_back(row);

@@ -198,7 +198,7 @@ public:
     StubProjector(const Options & options, std::shared_ptr<const Model> model) : options_(options), model_(std::move(model)) {}
 
     pyl_projector_info info() const override {
-        return {sizeof(pyl_projector_info), 1, 1, 16000, n_embd, options_.mrope != 0, options_.non_causal != 0, static_cast<int32_t>(options_.merge), n_encodes_, 0, 0, 0.0, n_encodes_};
+        return {sizeof(pyl_projector_info), 1, 1, 16000, n_embd, options_.mrope != 0, options_.non_causal != 0, static_cast<int32_t>(options_.merge), n_encodes_, 0, 0, 0.0, n_encodes_, 0, 0};
     }
     const std::shared_ptr<const Model> & model() const override { return model_; }
     std::shared_ptr<Prompt> lay_out(std::shared_ptr<const Projector> self, std::vector<Part> parts) const override;

@@ -133,9 +133,10 @@ class _Claimable:
         resident : bool
             The bytes have been written: the system counts them as used, and a claim must not count them again. So it is with KV cells and
             recurrent states, which the engine clears when it creates them (``ggml_backend_buffer_clear`` in ``llama_kv_cache`` and
-            ``llama_memory_recurrent``), and with everything on an accelerator, whose driver takes memory when it is asked for. It is not
-            so with weights mapped from a file (their pages stay "available": the kernel can drop them) nor with a buffer nobody has
-            written to yet: until the first decode a compute buffer in RAM is address space and no more.
+            ``llama_memory_recurrent``), with weights that were read or repacked rather than mapped, or are locked, and with everything
+            on an accelerator, whose driver takes memory when it is asked for. It is not so with weights mapped from a file (their pages
+            stay "available": the kernel can drop them) nor with a buffer nobody has written to yet: until the first decode a compute
+            buffer in RAM is address space and no more. Whoever writes to one claims it anew.
 
         Raises
         ------

@@ -87,30 +87,43 @@ std::vector<uint64_t> Masks::bits(const GrammarPlace & place) const {
         }
         for (const auto & word : rejected) is_rejected[static_cast<size_t>(word.id)] = false;
     };
-    std::vector<llama_grammar_candidate> words;
-    const auto add = [&](const std::vector<llama_grammar_candidate> & more) {
+    std::vector<llama_grammar_candidate> words, heads, next;
+    const auto add = [&](std::span<const llama_grammar_candidate> more) {
         for (const auto & word : more) {
             if (!is_allowed(word.id)) words.push_back(word);
         }
     };
     std::vector<std::vector<uint32_t>> points;
     const auto continued = place.so_far.n_remain > 0 ? words_->continued(words_->continuing(), place.so_far, points) : std::vector<llama_grammar_candidate>();
-    std::vector<bool> is_out(words_->groups().size());
+    std::vector<bool> is_out(words_->n_groups());
     for (const auto & stack : place.stacks) {
         if (stack.empty()) continue;
         words.clear();
         if (place.so_far.n_remain > 0) {
             add(continued);
-        } else {
-            // What a group begins with is looked at before its members, unless the grammar asks for tokens by their ids here.
-            std::fill(is_out.begin(), is_out.end(), false);
-            if (const auto type = stack.back()->type; type != LLAMA_GRETYPE_TOKEN && type != LLAMA_GRETYPE_TOKEN_NOT) {
-                for (const auto & head : llama_grammar_reject_candidates_for_stack(rules_, stack, words_->heads())) is_out[head.index] = true;
+            take(stack, words);
+            continue;
+        }
+        add(words_->fragments());
+        heads.clear();
+        for (size_t i = 0; i < words_->n_roots(); i++) heads.push_back(words_->head(i));
+        if (const auto type = stack.back()->type; type == LLAMA_GRETYPE_TOKEN || type == LLAMA_GRETYPE_TOKEN_NOT) {
+            for (const auto & head : heads) add(words_->group(head.index).all);  // asked for by their ids here, whatever they say
+            heads.clear();
+        }
+        // What a group begins with is looked at before what is in it.
+        while (!heads.empty()) {
+            const auto rejected = llama_grammar_reject_candidates_for_stack(rules_, stack, heads);
+            for (const auto & head : rejected) is_out[head.index] = true;
+            next.clear();
+            for (const auto & head : heads) {
+                if (is_out[head.index]) continue;
+                const Words::Group & group = words_->group(head.index);
+                add(group.own);
+                for (size_t i = 0; i < group.n; i++) next.push_back(words_->head(group.first + i));
             }
-            for (size_t i = 0; i < is_out.size(); i++) {
-                if (!is_out[i]) add(words_->groups()[i].members);
-            }
-            add(words_->fragments());
+            for (const auto & head : rejected) is_out[head.index] = false;
+            heads.swap(next);
         }
         take(stack, words);
     }

@@ -1,7 +1,6 @@
 #include "engine/llama/words.hpp"
 
 #include <algorithm>
-#include <map>
 
 #include "llama-vocab.h"
 
@@ -66,18 +65,62 @@ Words::Words(const llama_vocab * vocab) : vocab_(vocab), kinds_(vocab->n_tokens(
         if (is_broken(piece, {0, 0})) words_[i].rest.n_remain = -1;
         if (first_byte(piece) >> 6 == 2) continuing_.push_back(token);
     }
-    std::map<uint32_t, std::vector<llama_grammar_candidate>> by_first;
+    // By their characters, the first three in one number: few are alike in them.
+    std::vector<std::pair<uint64_t, Token>> order;
     for (size_t i = 0; i < kinds_.size(); i++) {
-        if (kinds_[i] != Kind::text || words_[i].rest.n_remain < 0) continue;
-        const llama_grammar_candidate word = at_start(static_cast<Token>(i));
-        if (*word.code_points) {
-            by_first[*word.code_points].push_back(word);
-        } else {
-            fragments_.push_back(word);
+        if (kinds_[i] != Kind::text || words_[i].rest.n_remain < 0) {
+            words_[i].at = 0;
+            continue;
         }
+        const uint32_t * at = points_.data() + words_[i].at;
+        uint64_t key = 0;
+        for (int k = 0; k < 3; k++) key = key << 21 | std::min<uint32_t>(*at ? *at++ : 0, (1u << 21) - 1);
+        order.emplace_back(key, static_cast<Token>(i));
     }
-    for (auto & [point, members] : by_first) groups_.push_back({{point, 0}, std::move(members)});
-    for (size_t i = 0; i < groups_.size(); i++) heads_.push_back({i, groups_[i].points, {0, 0}, -1});
+    std::sort(order.begin(), order.end(), [&](const auto & a, const auto & b) {
+        if (a.first != b.first) return a.first < b.first;
+        const uint32_t *p = points_.data() + words_[static_cast<size_t>(a.second)].at, *q = points_.data() + words_[static_cast<size_t>(b.second)].at;
+        while (*p && *p == *q) p++, q++;
+        return *p != *q ? *p < *q : a.second < b.second;
+    });
+    // Laid out anew in that order, in which they are gone through.
+    std::vector<uint32_t> points{0};  // words that cannot come have none
+    for (const auto & [key, token] : order) {
+        Word & word = words_[static_cast<size_t>(token)];
+        const uint32_t * at = points_.data() + std::exchange(word.at, points.size());
+        while (*at) points.push_back(*at++);
+        points.push_back(0);
+    }
+    points_ = std::move(points);
+    for (const auto & [key, token] : order) (key ? sorted_ : fragments_).push_back(at_start(token));
+    constexpr size_t few = 32;
+    group_by(0, sorted_);
+    n_roots_ = groups_.size();
+    size_t place = 1;
+    for (size_t i = 0, end = n_roots_; i < groups_.size(); i++) {
+        if (i == end) end = groups_.size(), place++;  // all above are done: these begin with one character more
+        const Group group = groups_[i];
+        if (group.all.size() <= few) continue;
+        size_t n_own = 0;
+        while (n_own < group.all.size() && group.all[n_own].code_points[place] == 0) n_own++;
+        groups_[i].own = group.all.first(n_own);
+        groups_[i].first = static_cast<uint32_t>(groups_.size());
+        group_by(place, group.all.subspan(n_own));
+        groups_[i].n = static_cast<uint32_t>(groups_.size()) - groups_[i].first;
+    }
+}
+
+// Appends a group for each character that these sorted words, alike before it, have at a place.
+void Words::group_by(size_t place, std::span<const llama_grammar_candidate> words) {
+    for (size_t i = 0; i < words.size();) {
+        const uint32_t * points = words[i].code_points;
+        size_t end = i;
+        while (end < words.size() && words[end].code_points[place] == points[place]) end++;
+        groups_.push_back({words.subspan(i, end - i), words.subspan(i, end - i), 0, 0, prefixes_.size()});
+        prefixes_.insert(prefixes_.end(), points, points + place + 1);
+        prefixes_.push_back(0);
+        i = end;
+    }
 }
 
 llama_grammar_candidate Words::at_start(Token token) const {

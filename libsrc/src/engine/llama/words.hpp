@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -21,21 +22,25 @@ public:
         end,      // of a generation
         text,
     };
-    // Tokens whose first character is the same.
+    // Tokens that begin alike: those that say no more than that, and those of the groups below it, which go on alike.
     struct Group {
-        uint32_t points[2];  // that character, and the 0 after it
-        std::vector<llama_grammar_candidate> members;
+        std::span<const llama_grammar_candidate> own, all;
+        uint32_t first = 0, n = 0;  // of the groups below
+        size_t prefix = 0;          // what it begins with, in prefixes_
     };
 
     size_t size() const { return kinds_.size(); }
     Kind kind(Token token) const { return kinds_[static_cast<size_t>(token)]; }
     const std::vector<Token> & ends() const { return ends_; }
 
-    // All that can come where a character begins, and one for each group, whose index is the group's.
-    const std::vector<Group> & groups() const { return groups_; }
-    const std::vector<llama_grammar_candidate> & heads() const { return heads_; }
-    // Those that do not come to the end of even one character.
-    const std::vector<llama_grammar_candidate> & fragments() const { return fragments_; }
+    // All that can come where a character begins is in the first n_roots() groups, but for those that do not come to the end of even
+    // one character. A few tokens are a group without others below it.
+    size_t n_groups() const { return groups_.size(); }
+    size_t n_roots() const { return n_roots_; }
+    const Group & group(size_t i) const { return groups_[i]; }
+    std::span<const llama_grammar_candidate> fragments() const { return fragments_; }
+    // What all of a group begin with, as if it were a token.
+    llama_grammar_candidate head(size_t i) const { return {i, prefixes_.data() + groups_[i].prefix, {0, 0}, -1}; }
     // A token where a character begins; its id is -1 if it cannot come there under any grammar.
     llama_grammar_candidate at_start(Token token) const;
 
@@ -50,13 +55,17 @@ private:
         llama_partial_utf8 rest;
     };
 
+    void group_by(size_t place, std::span<const llama_grammar_candidate> words);
+
     const llama_vocab * vocab_;
     std::vector<Kind> kinds_;
     std::vector<Word> words_;
     std::vector<uint32_t> points_;
     std::vector<Token> ends_, continuing_;
+    std::vector<llama_grammar_candidate> fragments_, sorted_;
     std::vector<Group> groups_;
-    std::vector<llama_grammar_candidate> heads_, fragments_;
+    std::vector<uint32_t> prefixes_;
+    size_t n_roots_ = 0;
 };
 
 }  // namespace pyl

@@ -326,7 +326,7 @@ typedef struct pyl_store_params {
                              it. PYL_E_UNSUPPORTED below n_batch when swa_full = 0 leaves a window's cells: parts let go of cells that
                              later ones can see */
     uint32_t n_rs_seq;    /* snapshots of recurrent state the engine keeps for each branch, 0 (default) to 64; models that cannot take a
-                             part back keep none. A store never asks for one (a draft is a fork): more memory and nothing else */
+                             part back keep none. A store never asks for one (a draft is a fork): more memory and nothing else. At most n_ubatch - 2 */
     uint32_t n_outputs;   /* rows of logits the compute buffer has room for; 0 (default) for n_branches, at least that, at most n_batch.
                              A store never asks for more than n_branches */
     int32_t kv_unified;   /* 1 (default). 0: each branch has cells of its own, n_ctx / n_branches, which cannot be shared: pyl_dry_run takes

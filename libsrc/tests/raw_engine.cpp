@@ -309,6 +309,15 @@ void rows_over_n_ubatch_without_causality() {
     say("rc", "%d", context.decode(0, 0, some(9)));
 }
 
+void snapshots_as_many_as_are_computed_at_once() {
+    llama_context_params p = settings();
+    p.n_ubatch = 8;
+    p.n_rs_seq = 7;
+    const Context context(p);
+    until("llama_decode");
+    say("rc", "%d", context.decode(0, 0, some(9)));
+}
+
 // ------------------------------------------------------------------------------------------------- what is silently wrong
 
 // 1. Attention from the past, running state from the tip.
@@ -516,6 +525,7 @@ const std::map<std::string, void (*)()> cases{
     CASE(partial_copy_between_streams), CASE(copy_to_a_sequence_out_of_range), CASE(remove_a_sequence_out_of_range), CASE(remove_a_negative_sequence), CASE(keep_a_sequence_out_of_range),
     CASE(decode_a_sequence_out_of_range), CASE(copy_to_a_sequence_that_is_not_there), CASE(shift_positions), CASE(divide_positions), CASE(shift_where_it_cannot),
     CASE(end_of_an_incomplete_grammar), CASE(token_the_grammar_forbids), CASE(token_that_wakes_a_grammar_and_breaks_it), CASE(negative_penalty_window), CASE(rows_over_n_ubatch_without_causality),
+    CASE(snapshots_as_many_as_are_computed_at_once),
     CASE(copy_of_a_part), CASE(copy_after_a_rollback), CASE(shared_cells_of_a_full_window), CASE(rewind_past_the_window), CASE(text_inside_an_image), CASE(cut_inside_an_image),
     CASE(logits_from_before), CASE(remove_a_part), CASE(remove_all), CASE(order_of_rows), CASE(room_for_logits), CASE(save_after_a_shift),
 #undef CASE

@@ -41,6 +41,8 @@ MOSTLY: dict[str, tuple[Any, ...]] = {
     "flags": (0, 0, 1, 2, 3, 4, 2**32 - 1), "level": (1, 2, 3, 4, 5, 0, 6, -1), "seed_mode": (0, 1, 0, 1, 2, -1), "temperature": (0.0, 0.8, 1.0, -1.0, 1e-30), "top_k": (0, 1, 40, -1, 2**31 - 1, -2**31),
     "top_p": (1.0, 0.95, 1e-30), "min_p": (0.0, 0.05, 1.0), "typical_p": (1.0, 0.5), "penalty_repeat": (1.0, 1.1, 1e30), "penalty_frequency": (0.0, -1e30), "penalty_presence": (0.0, 3.4e38),
     "penalty_last_n": (0, 1, 64, 65536, 65537, -1, -2**31), "levels": (0, 1, 2, 3, 4, -1), "pooling": (1, 0, 2, 3, 4, -1), "normalize": (0, 1, -1), "deterministic": (0, 0, 1), "max_tokens": (0, 0, 1, 2**32 - 1), "alpha": (0.5, -1.0, 0.0, 3.4e38, INF),
+    "n_ubatch": (0, 0, 0, 0, 1, 4, 8, 64, 65537, 2**32 - 1), "n_rs_seq": (0, 0, 0, 1, 4, 64, 65, 2**32 - 1), "n_outputs": (0, 0, 0, 0, 8, 64, 2**32 - 1), "kv_unified": (1, 1, 1, 0, -1),
+    "image_min_tokens": (0, 0, 0, 1, 2**32 - 1), "image_max_tokens": (0, 0, 0, 0, 1, 65537),
 }
 NEVER_WILD = {"n_ctx", "n_threads", "n_steps"}
 PERMISSIVE = json.dumps({"grammar": "root ::= [^\\x00]*", "grammar_lazy": True, "triggers": [{"type": "pattern", "value": "t", "token": -1}]}).encode()
@@ -224,6 +226,8 @@ class Fuzz:
         params = (capi.pyl_store_params * 1)()
         self.lib.pyl_store_params_init(params)
         params[0].n_ctx, params[0].n_branches, params[0].n_batch, params[0].n_threads = 512, 8, 32, 1
+        assert self.call("pyl_dry_run", (capi.pyl_text_p * 1)(), self.path, len(self.path), None, params) == 0
+        assert self.call("pyl_projector_dry_run", (capi.pyl_text_p * 1)(), b"stub:", 5, None, 0, 0) == 0
         assert self.call("pyl_store_open", store, model[0], params) == 0
         return model[0], store[0]
 

@@ -5,6 +5,7 @@ docs/engine-hazards.md is the table of all of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ DEATHS = [
     ("token_that_wakes_a_grammar_and_breaks_it", "tiny-llama", "llama_sampler_accept", "Unexpected empty grammar stack after accepting piece: the"),
     ("rows_over_n_ubatch_without_causality", "tiny-llama", "llama_decode", "non-causal attention requires n_ubatch >= n_tokens"),
     ("rows_over_n_ubatch_without_causality", "tiny-bert", "llama_decode", "encoder requires n_ubatch >= n_tokens"),
+    ("snapshots_as_many_as_are_computed_at_once", "tiny-qwen35", "llama_decode", "n_ubatch > n_keep_tail"),
+    ("snapshots_as_many_as_are_computed_at_once", "tiny-lfm2", "llama_decode", "n_ubatch > n_keep_tail"),
 ]
 
 
@@ -142,7 +145,7 @@ def test_room_for_fewer_outputs_than_branches(child: Child) -> None:
 
 
 def test_rows_are_never_more_than_are_computed_at_once(child: Child) -> None:
-    """Without causal attention that kills. A dispatch is one computation (n_batch is n_ubatch), and no call switches causality off."""
+    """Without causal attention that kills. A dispatch is one computation (n_batch is n_ubatch) unless asked otherwise, and no call switches causality off."""
     assert child("""
         set_log_level(LogLevel.INFO)
         for options in ({}, {"n_batch": 4}, {"n_ctx": 300, "n_batch": 512}, {"n_batch": 2048, "n_ctx": 1024}, {"deterministic": True}):
@@ -153,6 +156,44 @@ def test_rows_are_never_more_than_are_computed_at_once(child: Child) -> None:
             print(settings["n_ctx"], settings["n_batch"], settings["n_outputs_max"])
         model.close()
         """) == ["512 63 4", "512 4 4", "512 512 4", "1024 1024 4", "512 63 4"]
+
+
+def test_rows_that_see_each_other_fit_what_is_computed_at_once(child: Child, tiny: Callable[[str], str]) -> None:
+    """Where a dispatch is computed in parts, pictures of models without causality within them are held to a part."""
+    assert child("""
+        picture = pylloyal.Image(np.zeros((64, 64, 3), np.uint8))
+        with model.projector(PROJECTOR, n_threads=1) as projector:
+            prompt = pylloyal.Prompt(projector, [picture, "a"])
+            rows = prompt.quote().max_rows
+            assert rows > 8
+            for n_ubatch in (4, rows - 1):
+                store = opened(n_ubatch=n_ubatch)
+                root = store.root()
+                error = refused(errors.InvalidArgumentError, root.prefill, prompt)
+                assert (error.need, error.have, root.position) == (rows, n_ubatch, 0) and "n_ubatch" in str(error)
+                store.close()
+            store = opened(n_ubatch=rows)
+            store.root().prefill(prompt)
+            sound(store)
+        """.replace("PROJECTOR", repr(tiny("mmproj-tiny-gemma3"))), "tiny-gemma3") == ["sound"]
+
+
+def test_parts_smaller_than_a_tick_or_larger_than_a_dispatch(child: Child) -> None:
+    assert child("""
+        for options in ({"n_ubatch": 3}, {"n_ubatch": 64}, {"n_outputs": 3}, {"n_outputs": 64}, {"n_rs_seq": 65}):
+            refused(errors.InvalidArgumentError, opened, **options)
+        for options in ({"n_ubatch": 8, "n_rs_seq": 7}, {"n_rs_seq": 62}, {"n_ubatch": 4, "n_rs_seq": 64}):  # more snapshots than what is computed at once has room for
+            error = refused(errors.InvalidArgumentError, opened, **options)
+            assert (error.need, error.have) == (options["n_rs_seq"] + 2, options.get("n_ubatch", 63))
+        for options in ({"n_ubatch": 4}, {"n_ubatch": 5, "n_branches": 5}, {"n_outputs": 63}, {"n_ubatch": 4, "n_outputs": 9, "n_rs_seq": 2}, {"n_ubatch": 9, "n_rs_seq": 7}, {"n_rs_seq": 61}):
+            with opened(**options) as store:
+                root = store.root()
+                root.prefill(some(60))
+                all = [root, *root.fork(3)]
+                store.tick(all)
+                store.prefill([(branch, some(5, i)) for i, branch in enumerate(all)])
+        sound(opened(n_ubatch=4))
+        """, "tiny-qwen35") == ["sound"]
 
 
 @pytest.mark.parametrize("model", ["tiny-bert", "tiny-qwen3-embed"])
@@ -198,7 +239,9 @@ def test_no_call_takes_a_sequence_a_position_or_a_range() -> None:
     assert re.search(r"seq_add|seq_div|shift", seam, re.I) is None
     assert "virtual void seq_copy(Seq from, Seq to) = 0;" in seam
     code = "".join(path.read_text() for path in (LIBSRC / "src").rglob("*.cpp"))
-    assert re.findall(r"llama_memory_seq_(?:add|div)|n_rs_seq|kv_unified = false", code) == []
+    assert re.findall(r"llama_memory_seq_(?:add|div)|kv_unified = false", code) == []
+    # Snapshots may be paid for; a rollback to one is a removal of a part, and only whole sequences are removed.
+    assert re.findall(r"llama_memory_seq_rm\(([^;]*)\)", code) == ["engine_memory(), seq, -1, -1"]
     assert re.findall(r"llama_set_causal_attn\([^;]*(true|false)\)", code) == ["false", "true"]
 
 

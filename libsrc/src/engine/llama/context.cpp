@@ -206,6 +206,10 @@ void need_forkable(const LlamaModel & model, const ContextParams & params, llama
     if (!params.swa_full && model.info().n_swa > 0 && !window_of(llama_get_memory(context))) {
         throw Error(PYL_E_UNSUPPORTED, "swa_full = 0: this model's sliding-window cache cannot be trimmed, so forks would fill it for good");
     }
+    // The engine keeps a sequence's last tokens in one part, as many as it takes snapshots and one more, or aborts in the decode.
+    if (const uint32_t n_rs_seq = llama_n_rs_seq(context); n_rs_seq > 0 && llama_n_ubatch(context) <= n_rs_seq + 1) {
+        throw Error(PYL_E_INVALID, "n_rs_seq = " + std::to_string(n_rs_seq) + " needs an n_ubatch of at least " + std::to_string(n_rs_seq + 2)).numbers(n_rs_seq + 2, llama_n_ubatch(context));
+    }
     if (const llama_kv_cache * window = params.swa_full ? nullptr : window_of(llama_get_memory(context)); window && window->get_size() < llama_n_ctx(context) && llama_n_ubatch(context) < llama_n_batch(context)) {
         throw Error(PYL_E_UNSUPPORTED, "swa_full = 0 needs an n_ubatch of n_batch: the engine would let go of cells that a later part of the same dispatch can see").numbers(llama_n_batch(context), llama_n_ubatch(context));
     }

@@ -199,7 +199,8 @@ class Store(Handle):
         """Decode laid-out prompts on branches, encoding their media as they come; one that fails does not stop the others.
 
         A picture lands whole or, if the engine fails within it, poisons its branch; what fails between two stretches leaves the branch
-        at the end of the last whole one. Sampler and grammar are not fed.
+        at the end of the last whole one. Sampler and grammar are not fed. Ctrl-C stops between two dispatches of text or before a picture; the
+        KeyboardInterrupt's ``result`` holds the outcomes, unless nothing had begun.
 
         Returns
         -------
@@ -226,7 +227,11 @@ class Store(Handle):
                 except errors.PylloyalError:
                     if not work.has_run:  # refused as a whole; otherwise each item tells its own
                         raise
-                return [PromptOutcome(error_of(code, message, state, rc) if code else None, n_segments, n_cells) for code, message, state, rc, n_segments, n_cells in work.results()]
+                except KeyboardInterrupt as error:
+                    if work.has_run:
+                        error.result = _outcomes(work)  # type: ignore[attr-defined]
+                    raise
+                return _outcomes(work)
             finally:
                 work.free()
 
@@ -478,3 +483,7 @@ def _limits(max_tokens: int | Sequence[int | None] | None, n: int) -> list[int] 
     if len(limits) != n or any(limit is not None and limit < 1 for limit in limits):
         raise errors.InvalidArgumentError(f"max_tokens is {max_tokens!r}; it must be 1 or more, for all or for each of {n} branches")
     return [limit or 0 for limit in limits]
+
+
+def _outcomes(work: Items) -> list[PromptOutcome]:
+    return [PromptOutcome(error_of(code, message, state, rc) if code else None, n_segments, n_cells) for code, message, state, rc, n_segments, n_cells in work.results()]

@@ -1,9 +1,11 @@
 """Ctrl-C in the middle of things: it is raised, the books are true afterwards, and the store works on."""
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import tiny_models
 
 if TYPE_CHECKING:
     from conftest import Child
@@ -167,6 +169,143 @@ for _ in range(100):
     assert kid.position == position < len(PROMPT) + 100, ("the interrupt was lost", kid.position, position)
     assert (len(result.tokens[0]) == result.n_ticks == position - len(PROMPT)) if result else position == len(PROMPT), (position, result)
     kid.prune()
+"""
+    child(script)
+
+
+MEDIA = TOOLS + """
+from pylloyal import PixelPart, Projector, Prompt
+from pylloyal.kernel.parts import TokenPart
+
+def media(n, width, height):
+    '''Text of several dispatches and a picture, n times.'''
+    dice = np.random.default_rng(1)
+    for k in range(n):
+        yield TokenPart([1 + (i * 7 + k) % 200 for i in range(20)])
+        yield PixelPart(dice.integers(0, 256, (height, width, 3), np.uint8))
+
+def landed(prompt, outcome):
+    '''Pictures that are in, and the text behind them: tokens of it that are in, and those that are not. Text may be cut between two dispatches, a picture never.'''
+    segments = prompt.segments()
+    text, cut = segments[outcome.n_segments], outcome.n_cells - sum(s["n_cells"] for s in segments[:outcome.n_segments])
+    if text["kind"] == "rows":  # before a picture
+        assert cut == 0, (outcome, text)
+        text, cut = segments[outcome.n_segments - 1], segments[outcome.n_segments - 1]["n_cells"]
+    positions = sum(s["n_pos"] for s in segments[:segments.index(text)]) + cut
+    return sum(s["kind"] == "rows" for s in segments[:outcome.n_segments]), text["tokens"][:cut], text["tokens"][cut:], positions
+"""
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("engine", ["stub", "tiny"])
+def test_in_prompts_with_pictures(child: Child, tmp_path: Path, engine: str, times: int) -> None:
+    """Every picture is in or out, the outcomes say how far each prompt came, nothing is left behind, and the rest can follow."""
+    paths = ("stub:mrope=1;spin_us=3000;n_ctx_train=100000", "stub:")
+    if engine == "tiny":
+        paths = tuple(str(tiny_models.write(tmp_path / f"{name}.gguf", name)) for name in ("tiny-qwen2vl", "mmproj-tiny-qwen2vl"))
+    script = MEDIA + f"""
+model = Model({paths[0]!r})
+projector = Projector(model, {paths[1]!r}, n_threads=1)
+options = dict(n_ctx=16384, n_batch=8, n_branches=5, n_threads=1)
+items = list(media(120, 48, 32))
+store, prompts = model.store(**options), [Prompt(projector, items, add_special=False) for _ in range(2)]
+first, second, bystander = store.root(), store.root(), store.root()
+bystander.prefill([5, 6, 7])
+kept, before, runs = bystander.logits(), live_objects(), projector.statistics().n_encodes
+caught = []
+thread = interrupt_when(lambda: store.pressure().cells_used >= 100, times={times})
+try:
+    try:
+        store.decode_prompts([(first, prompts[0]), (second, prompts[1])])
+    except KeyboardInterrupt as error:
+        caught.append(error)
+        until(lambda: not thread.is_alive())
+except KeyboardInterrupt as error:
+    caught.append(error)
+while thread.is_alive():
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        pass
+one, other = next(error for error in caught if hasattr(error, "result")).result
+threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
+assert not threads, threads
+del caught
+gc.collect()
+assert live_objects() == before, (before, live_objects())
+
+# what is there is what the outcomes say
+assert isinstance(one.error, errors.DecodeCancelledError) and isinstance(other.error, errors.DecodeCancelledError), (one, other)
+assert (one.error.state, other.error.state, other.n_segments, other.n_cells) == ("advanced", "unchanged", 0, 0)
+n_pictures, there, missing, positions = landed(prompts[0], one)
+assert 97 <= one.n_cells < prompts[0].quote().n_cells
+assert not first.is_poisoned and not second.is_poisoned
+assert (first.cells_own, first.position, first.slack) == (one.n_cells, positions, one.n_cells - positions)
+assert (second.cells_own, second.position) == (0, 0)
+assert store.pressure().cells_used == one.n_cells + 3
+assert np.array_equal(bystander.logits(), kept)
+assert n_pictures and 0 <= projector.statistics().n_encodes - runs - n_pictures <= 1
+
+# and the rest can follow, on both: as if nothing had come in between
+def prefill(branch, parts):
+    with Prompt(projector, parts, add_special=False) as prompt:
+        branch.prefill(prompt)
+        last = prompt.segments()[-1]
+        return len(last["tokens"]) if last["kind"] == "text" else 0
+
+more = items[2 * n_pictures + 2:][:6]
+if missing:
+    first.prefill(missing)
+prefill(first, more)
+prefill(second, items[:4])
+with model.store(**options) as apart:
+    same, other = apart.root(), apart.root()
+    n_end = prefill(same, items[:2 * n_pictures])  # with the token that ends a picture, where the projector has one
+    same.prefill([*there, *missing][n_end:])
+    prefill(same, more)
+    prefill(other, items[:4])
+    for branch, twin in ((first, same), (second, other)):
+        branch.commit(77)
+        twin.commit(77)
+        assert (branch.position, branch.cells_own) == (twin.position, twin.cells_own)
+        assert np.array_equal(branch.logits(), twin.logits())
+for prompt in prompts:
+    prompt.close()
+store.close()
+projector.close()
+model.close()
+quick.close()
+slow.close()
+assert live_objects() == NOTHING, live_objects()
+"""
+    child(script)
+
+
+def test_pictures_interrupted_before_they_began(child: Child) -> None:
+    """Then there are no outcomes, and nothing has changed."""
+    script = MEDIA + """
+from pylloyal._ffi.load import library
+projector = Projector(quick, "stub:")
+store = quick.store(n_ctx=1024)
+root = store.root()
+root.prefill(PROMPT)
+items = list(media(2, 24, 16))
+before = live_objects()
+with Prompt(projector, items, add_special=False) as prompt:
+    real = library().pyl_decode_prompts_n
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+    library().pyl_decode_prompts_n = interrupted
+    error = raises(KeyboardInterrupt, lambda: root.prefill(prompt))
+    library().pyl_decode_prompts_n = real
+    assert not hasattr(error, "result")
+    assert root.position == root.cells_own == len(PROMPT)
+    check_books(store, root, PROMPT)
+    root.prefill(prompt)
+    assert root.cells_own == len(PROMPT) + 1 + prompt.quote().n_cells
+del error
+gc.collect()
+assert live_objects() == before, (before, live_objects())
 """
     child(script)
 

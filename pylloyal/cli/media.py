@@ -89,7 +89,8 @@ def _count(args: argparse.Namespace, media: Sequence[Image | Video], told: list[
         for one, facts in zip(media, told, strict=True):
             with Prompt(projector, [one], add_special=False) as prompt:
                 quote = prompt.quote()
-            facts.update(cells=quote.n_cells, positions=quote.n_pos, slack=quote.slack, segments=quote.n_segments, rows_blocks=quote.n_media, max_rows=quote.max_rows)
+                n_pairs = sum(segment["n_parts"] == 2 for segment in prompt.segments())
+            facts.update(cells=quote.n_cells, positions=quote.n_pos, slack=quote.slack, segments=quote.n_segments, rows_blocks=quote.n_media, max_rows=quote.max_rows, pairs=n_pairs)
 
 
 def _lines(one: dict[str, Any]) -> list[str]:
@@ -114,5 +115,6 @@ def _lines(one: dict[str, Any]) -> list[str]:
                 lines.append(f"  {plural(count, 'frame')} {what}")
     lines += [f"  note: {note}" for note in one["notes"]]
     if "cells" in one:
-        lines.append(f"  {plural(one['cells'], 'cell')}, {plural(one['positions'], 'position')} (slack {one['slack']}), {plural(one['rows_blocks'], 'block')} of rows")
+        lines.append(f"  {plural(one['cells'], 'cell')}, {plural(one['positions'], 'position')} (slack {one['slack']}), {plural(one['rows_blocks'], 'block')} of rows"
+                     + (f", {plural(one['pairs'], 'pair')} of frames fused" if one["pairs"] else ""))
     return lines

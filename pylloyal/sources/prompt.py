@@ -38,16 +38,25 @@ class Prompt(LaidOut):
         projector, model = (through, through.model) if isinstance(through, Projector) else (None, through)
         self.sources: list[PartSource] = []
         parts: list[Part] = []
+        owners: dict[int, PartSource] = {}
         for item in items:
             if isinstance(item, str):
                 parts.append(TextPart(item))
             elif isinstance(item, PartSource):
                 self.sources.append(item)
-                parts.extend(item.parts(projector))
+                made = item.parts(projector)
+                owners.update((i, item) for i in range(len(parts), len(parts) + len(made)))
+                parts.extend(made)
             elif hasattr(item, "_fields") and not isinstance(item, tuple):
                 parts.append(cast(Part, item))
             elif isinstance(item, Sequence | np.ndarray):
                 parts.append(TokenPart(cast(Sequence[int], item)))
             else:
                 raise errors.InvalidArgumentError(f"a prompt holds text, token ids and sources of media; {type(item).__name__} is none of them")
-        super().__init__(model, projector, [part._fields() for part in parts], add_special=add_special)
+        try:
+            super().__init__(model, projector, [part._fields() for part in parts], add_special=add_special)
+        except errors.MediaError as error:
+            name = getattr(getattr(owners.get(-1 if error.index is None else error.index), "report", None), "name", None)
+            if name is None:
+                raise
+            raise type(error)(f"{name}: {error}", error.failure) from error

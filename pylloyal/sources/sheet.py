@@ -12,6 +12,7 @@ from .. import errors
 
 if TYPE_CHECKING:
     import PIL.Image
+    import PIL.ImageDraw
 
 _CELL, _GAP, _LABEL = 192, 6, 16
 
@@ -40,5 +41,15 @@ def contact_sheet(pictures: Sequence[tuple[str, npt.NDArray[np.uint8]]]) -> PIL.
         size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
         picture = picture.resize(size, PIL.Image.Resampling.NEAREST if scale > 1 else PIL.Image.Resampling.LANCZOS)
         sheet.paste(picture, (x + (_CELL - size[0]) // 2, y + (_CELL - size[1]) // 2))
-        pen.text((x, y + _CELL + 2), label if len(label) <= 30 else label[:29] + "…", fill=(230, 230, 230))
+        pen.text((x, y + _CELL + 2), _fitted(pen, label), fill=(230, 230, 230))
     return sheet
+
+
+def _fitted(pen: PIL.ImageDraw.ImageDraw, label: str) -> str:
+    """As much of one line as fits under a picture."""
+    label = "".join(c if c.isprintable() else "?" for c in label)
+    if pen.textlength(label) <= _CELL:
+        return label
+    while label and pen.textlength(label + "…") > _CELL:
+        label = label[:-1]
+    return label + "…"

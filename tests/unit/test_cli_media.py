@@ -89,6 +89,18 @@ def test_a_sheet_is_a_png_that_opens(media: Told, files: dict[str, Path], tmp_pa
     assert "no folder" in err
 
 
+@pytest.mark.parametrize("label", ["W" * 40, "i" * 90, "two\nlines", "\udcff.png", "", "x\0y"])
+def test_a_label_keeps_to_its_picture(label: str) -> None:
+    from pylloyal.sources.sheet import contact_sheet
+
+    pixels = np.asarray(contact_sheet([(label, made.gradient()), ("", made.gradient())])).astype(int)
+    assert pixels.shape == (220, 402, 3)
+    written = (pixels[198:] != 32).any(axis=2)
+    columns, lines = np.flatnonzero(written.any(axis=0)), np.flatnonzero(written.any(axis=1))
+    assert columns.size == 0 if not label else (columns[0] >= 6 and columns[-1] < 6 + 192)
+    assert lines.size == 0 if not label else lines[-1] < 16  # one line
+
+
 def test_notes_are_read_and_wrong_ones_named(media: Told, files: dict[str, Path], tmp_path: Path) -> None:
     notes = tmp_path / "said.json"
     notes.write_text('[[0.5, "hello"]]')

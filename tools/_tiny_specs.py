@@ -99,6 +99,19 @@ def _clip(kind: str, *, n_layer: int = 2, image_size: int = 128, **more: Any) ->
     return {"has_vision_encoder": True, "projector_type": kind, "use_gelu": True, **{f"vision.{key}": value for key, value in vision.items()}}
 
 
+def _whisper() -> str:
+    """Whisper's encoder, which the projectors that hear share, 32 wide: half a minute of sound in 80 bands is 1500 rows inside."""
+    attn = ["attn_q[32,32]", "attn_q.bias[32]", "attn_k[32,32]", "attn_v[32,32]", "attn_v.bias[32]"]  # keys have no bias, and must have none
+    ffn = ["attn_out[32,32]", "attn_out.bias[32]", "ffn_up[32,64]", "ffn_up.bias[64]", "ffn_down[64,32]", "ffn_down.bias[32]"]
+    blocks = " ".join(f"a.blk.*.{name}" for name in ["ln1[32]", "ln1.bias[32]", "ln2[32]", "ln2.bias[32]", *attn, *ffn])
+    return f"a.conv1d.1[3,80,32] a.conv1d.1.bias[1,32] a.conv1d.2[3,32,32] a.conv1d.2.bias[1,32] a.position_embd[32,1500] {blocks} a.post_ln[32] a.post_ln.bias[32]"
+
+
+def _ear(kind: str, **more: Any) -> dict[str, Any]:
+    size = {"embedding_length": 32, "feed_forward_length": 64, "block_count": 2, "attention.head_count": 1, "projection_dim": 64, "num_mel_bins": 80, "attention.layer_norm_epsilon": 1e-5}
+    return {"has_audio_encoder": True, "projector_type": kind, **{f"audio.{key.replace('__', '.')}": value for key, value in {**size, **more}.items()}}
+
+
 _IN = "token_embd[64,512] output_norm[64]"
 _IN_OUT = f"{_IN} output[64,512]"
 _FFN = "blk.*.ffn_gate[64,128] blk.*.ffn_up[64,128] blk.*.ffn_down[128,64]"
@@ -208,4 +221,10 @@ SPECS = {
         "clip", 2, _clip("internvl", image_size=64, projector__scale_factor=2),
         f"{_vit()} v.patch_embd.bias[64] v.class_embd![64] v.position_embd[64,65] mm.model.mlp.0[256] mm.model.mlp.0.bias[256] mm.model.mlp.1[256,64] mm.model.mlp.1.bias[64] mm.model.mlp.3[64,64] "
         "mm.model.mlp.3.bias[64]", vocab="none", is_decoder=False),
+
+    # ------------------------------------------------------------------------------------------------- projectors, for sound
+    "mmproj-tiny-ultravox": Spec(  # thirty rows of Whisper's in one: half a minute is 50
+        "clip", 2, _ear("ultravox", projector__stack_factor=30), f"{_whisper()} mm.a.norm_pre[960] mm.a.mlp.1[960,64] mm.a.norm_mid[32] mm.a.mlp.2[32,64]", vocab="none", is_decoder=False),
+    "mmproj-tiny-qwen2a": Spec(  # every two: half a minute is 750
+        "clip", 2, _ear("qwen2a"), f"{_whisper()} mm.a.fc[32,64] mm.a.fc.bias[64]", vocab="none", is_decoder=False),
 }

@@ -1,7 +1,8 @@
-// What mtmd makes of a prompt with pictures by its own whole path, with nothing of ours between: tests/integration/test_media.py
-// compares its logits with the kernel's.
+// What mtmd makes of a prompt with pictures or sound by its own whole path, with nothing of ours between: tests/integration/test_media.py
+// and test_hearing.py compare its logits with the kernel's.
 //
-//   raw_media MODEL.gguf MMPROJ.gguf OUT N_BATCH PART...      a PART is t:words, i:WIDTH:HEIGHT:FILE or f:WIDTH:HEIGHT:FILE (a frame)
+//   raw_media MODEL.gguf MMPROJ.gguf OUT N_BATCH PART...      a PART is t:words, i:WIDTH:HEIGHT:FILE, f:WIDTH:HEIGHT:FILE (a frame)
+//                                                             or a:FILE (samples as floats)
 //
 // Writes the last logits to OUT as floats, and says where the next token would stand.
 #include <cstdio>
@@ -27,11 +28,22 @@ void need(bool ok, const char * what) {
     if (!ok) fail(what);
 }
 
+std::vector<char> bytes_of(const std::string & path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), {}};
+}
+
 mtmd_bitmap * bitmap_of(const std::string & spec) {
+    if (spec[0] == 'a') {
+        const std::vector<char> bytes = bytes_of(spec.substr(2));
+        std::vector<float> samples(bytes.size() / sizeof(float));
+        std::memcpy(samples.data(), bytes.data(), samples.size() * sizeof(float));
+        need(samples.size() > 1, "a sound's file is of two samples or more");
+        return mtmd_bitmap_init_from_audio(samples.size(), samples.data());
+    }
     const size_t first = spec.find(':', 2), second = spec.find(':', first + 1);
     need(second != std::string::npos, "a picture is i:WIDTH:HEIGHT:FILE");
-    std::ifstream file(spec.substr(second + 1), std::ios::binary);
-    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+    const std::vector<char> bytes = bytes_of(spec.substr(second + 1));
     const auto width = static_cast<uint32_t>(std::stoul(spec.substr(2))), height = static_cast<uint32_t>(std::stoul(spec.substr(first + 1)));
     need(bytes.size() == size_t{width} * height * 3, "a picture's file is of another size");
     mtmd_bitmap * out = mtmd_bitmap_init(width, height, reinterpret_cast<const unsigned char *>(bytes.data()));
@@ -49,7 +61,7 @@ int main(int argc, char ** argv) {
     llama_model * model = llama_model_load_from_file(argv[1], llama_model_default_params());
     need(model, "the model did not load");
     llama_context_params c = llama_context_default_params();
-    c.n_ctx = 1024;
+    c.n_ctx = 2560;
     c.n_batch = c.n_ubatch = static_cast<uint32_t>(std::atoi(argv[4]));
     c.n_seq_max = 1;
     c.n_threads = c.n_threads_batch = 1;

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ class PartSource(Protocol):
     def parts(self, projector: Projector | None) -> Sequence[Part]:
         """The parts. Asked for once, when the prompt is made."""
         ...
+
+
+def is_source(item: object) -> TypeGuard[PartSource]:
+    """Whether it gives parts when asked. The protocol alone is content with any ``parts``, and a path has some."""
+    return isinstance(item, PartSource) and callable(item.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import errors
 from ..kernel.chat import ChatPrompt, Message
-from ..kernel.parts import PartSource
+from ..kernel.parts import PartSource, is_source
 from ..kernel.projector import Projector
 from .audio import Audio
 from .image import Image
@@ -83,8 +83,8 @@ def chat(projector: Projector, messages: Sequence[Message], **options: Any) -> M
             if kind not in part:
                 raise errors.FormatError(f"a content part of type {kind!r} has its source under the key {kind!r}")
             source = part[kind]
-            part = source if isinstance(source, PartSource) else _KINDS[kind](source)
-        if isinstance(part, PartSource):
+            part = source if is_source(source) else _KINDS[kind](source)
+        if is_source(part):
             media.append(part)
             return {"type": "media_marker", "text": f"{mark}{len(media) - 1}]"}
         return part

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import errors
 from ..kernel.model import Model
-from ..kernel.parts import Part, PartSource, TextPart, TokenPart
+from ..kernel.parts import Part, PartSource, TextPart, TokenPart, is_source
 from ..kernel.projector import LaidOut, Projector
 
 Item = str | Part | PartSource | Sequence[int]
@@ -42,7 +42,7 @@ class Prompt(LaidOut):
         for item in items:
             if isinstance(item, str):
                 parts.append(TextPart(item))
-            elif isinstance(item, PartSource):
+            elif is_source(item):
                 self.sources.append(item)
                 made = item.parts(projector)
                 owners.update((i, item) for i in range(len(parts), len(parts) + len(made)))

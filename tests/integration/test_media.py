@@ -746,6 +746,22 @@ def test_a_template_that_drops_or_doubles_media_is_refused(folder: Path) -> None
         chat(projector, [{"role": "user", "content": [Shown(picture(64, 48))]}])
 
 
+def test_media_in_a_conversation_may_be_paths(talk: Projector, tmp_path: Path) -> None:
+    import media_fixtures as made
+
+    path = tmp_path / "picture.odd"
+    path.write_bytes(made.saved(made.gradient(64, 48), "PNG"))
+    found = []
+    for source in (path, str(path), path.read_bytes()):
+        with chat(talk, [{"role": "user", "content": ["what ", {"type": "image", "image": source}]}]).prompt() as prompt:
+            found.append(prompt.segments())
+    assert found[0] == found[1] == found[2]
+    assert sum(s["kind"] == "rows" for s in found[0]) == 1
+    for stray in ([path], [{"type": "image", "image": path}]):  # outside a conversation nothing says what it would be
+        with pytest.raises(errors.InvalidArgumentError):
+            Prompt(talk, stray)
+
+
 def test_a_content_part_of_no_known_form_is_refused(talk: Projector) -> None:
     for part in ({"type": "image"}, {"type": "video", "image": 1}, {"type": "hologram", "hologram": 1}, 7, None):
         with pytest.raises(errors.PylloyalError):

@@ -243,6 +243,8 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
         is_decodable &= !part.is_placeholder();
         if (part.kind == PYL_PART_IMAGE && !mtmd_support_vision(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not see").at(i);
         if (part.kind == PYL_PART_AUDIO && !mtmd_support_audio(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not hear").at(i);
+        // Of one sample alone the engine aborts the process.
+        if (part.kind == PYL_PART_AUDIO && part.n < 2) throw Error(PYL_E_MEDIA, "a sound of one sample; its encoder takes 2 or more").at(i).numbers(2, static_cast<int64_t>(part.n));
     }
     const mtmd::input_chunks_ptr chunks = chunks_of(parts, false);
     // Sizes are counted for any shape, but a very thin picture may not be one that can be scaled: better known now than half-way.

@@ -222,6 +222,12 @@ SPECS = {
         f"{_vit()} v.patch_embd.bias[64] v.class_embd![64] v.position_embd[64,65] mm.model.mlp.0[256] mm.model.mlp.0.bias[256] mm.model.mlp.1[256,64] mm.model.mlp.1.bias[64] mm.model.mlp.3[64,64] "
         "mm.model.mlp.3.bias[64]", vocab="none", is_decoder=False),
 
+    "mmproj-tiny-gemma4v": Spec(  # several pictures in one run, and of any shape; 70 rows or more unless it is told otherwise
+        "clip", 2, _clip("gemma4v", projector__scale_factor=2),
+        "v.patch_embd[8,8,3,64] v.position_embd[64,512,2] mm.input_projection[64,64] "
+        + " ".join(f"v.blk.*.{name}" for name in ("ln1[64]", "ln2[64]", "attn_q[64,64]", "attn_k[64,64]", "attn_v[64,64]", "attn_out[64,64]", "attn_q_norm[32]", "attn_k_norm[32]",
+                                                  "ffn_gate[64,128]", "ffn_up[64,128]", "ffn_down[128,64]")), vocab="none", is_decoder=False),
+
     # ------------------------------------------------------------------------------------------------- projectors, for sound
     "mmproj-tiny-ultravox": Spec(  # thirty rows of Whisper's in one: half a minute is 50
         "clip", 2, _ear("ultravox", projector__stack_factor=30), f"{_whisper()} mm.a.norm_pre[960] mm.a.mlp.1[960,64] mm.a.norm_mid[32] mm.a.mlp.2[32,64]", vocab="none", is_decoder=False),

@@ -173,6 +173,35 @@ def test_no_run_is_longer_than_mtmd_allows(folder: Path) -> None:
         eye.close()
 
 
+SHAPES: dict[str, list[Any]] = {"alike": ["a", (192, 96), (192, 96), " b ", (192, 96)], "equal in rows alone": ["a", (192, 96), (96, 192), (192, 96), "b"],
+                                "unequal": ["a", (192, 96), (192, 112), (192, 112), "b"]}
+
+
+@pytest.mark.parametrize(("mix", "n_runs"), [("alike", 1), ("equal in rows alone", 3), ("unequal", 2)])
+def test_pictures_of_equal_rows_and_other_shape_do_not_share_a_run(folder: Path, tmp_path: Path, mix: str, n_runs: int) -> None:
+    """mtmd itself would put them together, and read one by the other's width."""
+    program = sorted((ROOT / "build").glob("*/raw_media*"))
+    if not program:
+        pytest.fail("raw_media is not built; `python3 tools/bootstrap.py lib` builds it (preset native)")
+    model_path, projector_path = (tiny_models.write(folder / f"{name}.gguf", name) for name in ("tiny-gemma3", "mmproj-tiny-gemma4v"))
+    items: list[Any] = []
+    parts: list[str] = []
+    for i, item in enumerate(SHAPES[mix]):
+        items.append(item if isinstance(item, str) else picture(*item, i))
+        if not isinstance(item, str):
+            (tmp_path / f"{i}.rgb").write_bytes(items[-1].pixels.tobytes())
+        parts.append(f"t:{item}" if isinstance(item, str) else f"i:{item[0]}:{item[1]}:{tmp_path / f'{i}.rgb'}")
+    subprocess.run([program[0], model_path, projector_path, tmp_path / "logits", "128", *parts], capture_output=True, timeout=120, check=True)
+    with Model(model_path) as model, Projector(model, projector_path, n_threads=1) as projector, Prompt(projector, items) as prompt:
+        rows = [s["n_cells"] for s in prompt.segments() if s["kind"] == "rows"]
+        assert rows == [72 if min(size) == 96 else 84 for size in SHAPES[mix] if not isinstance(size, str)]
+        assert projector.statistics().is_non_causal
+        with model.store(n_ctx=1024, n_batch=128, n_threads=1, flash_attn=True) as store, store.root() as root:
+            root.prefill(prompt)
+            assert projector.statistics().n_encodes == n_runs
+            assert np.array_equal(root.logits(), np.fromfile(tmp_path / "logits", np.float32))
+
+
 def test_two_branches_in_turns_through_one_prompt(eye: Eye) -> None:
     """What is kept of a picture between two of its tiles belongs to its place in the prompt, whoever asks."""
     items = ["a", picture(300, 200), picture(200, 300, 1), "c"]

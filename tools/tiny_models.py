@@ -190,7 +190,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     kinds[type(value)](key, value)
 
 
-def write(path: Path, name: str = "tiny-llama", *, quant: str = "q8_0", template: str | None = CHATML, seed: int = 1, metadata: dict[str, str] | None = None) -> Path:
+def write(path: Path, name: str = "tiny-llama", *, quant: str = "q8_0", template: str | None = CHATML, seed: int = 1, metadata: dict[str, str | list[int]] | None = None) -> Path:
     """Write one model.
 
     Parameters
@@ -200,7 +200,7 @@ def write(path: Path, name: str = "tiny-llama", *, quant: str = "q8_0", template
     template : str or None
         Chat template; None leaves the key out, and so does a model that is no decoder.
     metadata : dict, optional
-        More string keys, written as they are.
+        More keys, of strings or lists of integers, written as they are.
     """
     spec = SPECS[name]
     if quant not in QUANTS:
@@ -217,8 +217,11 @@ def write(path: Path, name: str = "tiny-llama", *, quant: str = "q8_0", template
         vocabulary(spec.vocab, spec.n_vocab).write(writer)
     if template is not None and spec.is_decoder:
         writer.add_chat_template(template)
-    for key, text in (metadata or {}).items():
-        writer.add_string(key, text)
+    for key, value in (metadata or {}).items():
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
     for full, shape in spec.shapes():
         values = weights(full, shape, seed)
         if quant == "q8_0" and len(shape) > 1 and shape[0] % 32 == 0 and not _UNQUANTISED.search(full):

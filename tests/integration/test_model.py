@@ -1,14 +1,16 @@
 """Model files and vocabularies, with the real engine."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_models
 
 import pylloyal
-from pylloyal import Model, TokenFlags, errors
+from pylloyal import Model, Sampling, TokenFlags, errors
 
 TEXTS = ["", "hello", "the whale is blue", "  two  spaces ", "líne\nbreak\ttab", "日本語 ☃ 🐋", "a\0b", "<|im_start|>user", "x" * 5000, "\u202e\ufeff", "ﬁ"]
 
@@ -190,3 +192,39 @@ def test_positions_stay_where_floats_tell_them_apart(tiny: Model) -> None:
         root = store.root(start_pos=2**24 - 256)
         root.prefill([40, 41])
         assert (root.position, root.cells_own) == (2**24 - 254, 2)
+
+
+def test_tokens_the_file_suppresses_are_never_drawn(tmp_path: Path) -> None:
+    """Not by a greedy draw, a random one or a tick, and no bias brings them back; the logits tell the truth about them, and they can still be read."""
+    with Model(tiny_models.write(tmp_path / "free.gguf")) as free, free.store(n_branches=1, n_ctx=256, n_threads=1) as store:
+        root = store.root()
+        root.prefill("the whale")
+        logits = root.logits()
+    ranks = [int(token) for token in np.argsort(-logits, kind="stable")]
+    best, banned = ranks[3], ranks[:3]
+    with (Model(tiny_models.write(tmp_path / "strict.gguf", metadata={"tokenizer.ggml.suppress_tokens": [*banned, -1, 10**6]})) as model,
+          model.store(n_branches=64, n_ctx=256, n_threads=1) as store):
+        root = store.root(sampling=Sampling.greedy())
+        root.prefill("the whale")
+        assert np.array_equal(root.logits(), logits)
+        assert root.sample() == best
+        assert root.legal([*banned, best]) == [False, False, False, True]
+        told = root.priors()
+        assert told.tokens[0] == best and told.n_legal == len(logits) - 3 and not set(banned) & set(told.tokens.tolist())
+        for branch, how in zip(root.fork(2), ("bias", "steer"), strict=True):
+            (branch.set_bias if how == "bias" else branch.steer)(dict.fromkeys(banned, 100.0))
+            assert branch.sample() == best and not any(branch.legal(banned))
+            branch.prune()
+        kids = root.fork(40, seed=1)
+        for kid in kids:
+            kid.sampling = Sampling(temperature=0.05, top_k=5, top_p=1.0, min_p=0.0)  # nearly always the first of them
+        assert not set(store.sample(kids)) & set(banned)
+        store.prune(kids)
+        assert store.tick([root]).tokens == [[best]]
+        again = store.root()
+        again.prefill("the whale")
+        again.set_metrics(sampling=True)
+        again.commit(banned[0])  # said by somebody else
+        measured = again.metrics
+        assert measured.model is not None and measured.model.surprisal < math.inf
+        assert measured.sampling is not None and measured.sampling.last_surprisal == math.inf

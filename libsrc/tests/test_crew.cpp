@@ -19,7 +19,7 @@ void test_every_part_once() {
         Crew crew(n_threads);
         CHECK_EQ(crew.size(), std::max(1u, n_threads));
         std::vector<std::atomic<int>> at_work(crew.size());
-        for (int round = 0; round < 300; round++) {
+        for (int round = 0; round < 120; round++) {
             const size_t n = static_cast<size_t>(round) % 23;
             std::vector<std::atomic<int>> done(n);
             std::atomic<int> n_shared{0}, n_elsewhere{0};
@@ -147,7 +147,7 @@ void test_failures() {
         CHECK(snapshot(store) == before);
         return out;
     };
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < 4; round++) {
         for (const bool error_first : {false, true}) {
             store.get(all[1]).grammar = throws(error_first);
             store.get(all[3]).grammar = throws(!error_first);

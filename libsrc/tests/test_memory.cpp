@@ -1,6 +1,7 @@
 // Out of memory at every allocation there is. Each operation is run again and again, the n-th allocation inside it failing (once,
 // or from there on), until it gets through; after each failure what the exception and the outputs say must be what is so.
 // The engine's own memory is left out: its failures are codes, and test_store has those.
+#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <new>
@@ -12,16 +13,16 @@
 #include "stub_store.hpp"
 
 namespace {
-bool is_armed = false, goes_on = false;
-long until_failure = 0;
-bool has_failed = false;
+// Also counted by the threads of a store.
+std::atomic<bool> is_armed{false}, goes_on{false}, has_failed{false};
+std::atomic<long> until_failure{0};
 long n_th = 0;
-size_t n_bytes = 0;  // asked for so far
+std::atomic<size_t> n_bytes{0};  // asked for so far
 }  // namespace
 
 // Not inlined: GCC would then see malloc meet delete, and warn.
 [[gnu::noinline]] void * operator new(size_t size) {
-    if (is_armed && --until_failure <= 0 && (until_failure == 0 || goes_on)) {
+    if (const long left = is_armed ? --until_failure : 1; left == 0 || (left < 0 && goes_on)) {
         has_failed = true;
         throw std::bad_alloc();
     }
@@ -43,7 +44,7 @@ bool is_deterministic = false;
 
 std::shared_ptr<Model> quiet_model() {
     return std::make_shared<Watched>(model("n_vocab=300;mrope=1;fail_rc=-2;fail_rows=1;fail_at=" + std::to_string(engine_fails_at)), [](const std::function<void()> & call) {
-        const bool was = std::exchange(is_armed, false);
+        const bool was = is_armed.exchange(false);
         call();
         is_armed = was;
     });
@@ -321,6 +322,45 @@ void test_forks_of_long_texts() {
         return bytes;
     };
     CHECK_EQ(cost(100000), cost(20));
+}
+
+// Draws that are shared out: whichever thread's allocation fails, no stream has advanced, or all have.
+void test_shared_draws() {
+    int n_failures = 0;
+    for (const bool persistent : {false, true}) {
+        for (n_th = 0, has_failed = true; has_failed;) {
+            ContextParams params = context();
+            params.n_threads = 2;
+            Store store(model("n_vocab=70000"), params);
+            Branches all;
+            for (uint32_t i = 0; i < 4; i++) all.push_back(root(store, text(3, i), i < 2 ? SamplingParams() : greedy(), i));
+            for (const size_t i : {1u, 2u}) store.get(all[i]).grammar = std::make_unique<OnlyThese>(text(9, 3));
+            const Snapshot before = snapshot(store);
+            Tokens drawn(4, -7);
+            has_failed = false, goes_on = persistent, until_failure = ++n_th;
+            bool threw = false;
+            is_armed = true;
+            try {
+                store.sample(all, drawn.data());
+            } catch (const std::exception &) {
+                threw = true;
+            }
+            is_armed = false;
+            n_failures += has_failed;
+            if (threw) {
+                CHECK(snapshot(store) == before && drawn == Tokens(4, -7));
+            } else {  // a thread that could not be started is done without
+                CHECK_EQ(store.get(all[0]).sampler.draws(), 1);
+                CHECK(std::find(drawn.begin(), drawn.end(), -7) == drawn.end());
+            }
+            Tokens again(4);
+            for (const pyl_branch b : all) store.get(b).sampler.rewind(0);
+            store.sample(all, again.data());
+            CHECK(threw || again == drawn);
+        }
+    }
+    CHECK(n_failures > 20);
+    n_th = 0;
 }
 
 void test_measures() {
@@ -667,6 +707,7 @@ int main() {
     test_saved();
     test_forks_that_carry_much();
     test_forks_of_long_texts();
+    test_shared_draws();
     test_measures();
     test_score();
     test_reseed();

@@ -1,6 +1,7 @@
 """Sound through tiny real projectors that hear: exact counts, mtmd's own bits, forks, files, conversations."""
 from __future__ import annotations
 
+import struct
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +202,17 @@ def test_what_it_cannot_hear_is_refused_by_name(ear: Ear, tmp_path: Path) -> Non
     with pytest.raises(errors.MediaError, match="one sample") as caught:  # the engine would abort
         ear.prompt("a", SoundPart(np.zeros(1, np.float32)))
     assert (caught.value.index, caught.value.need, caught.value.have) == (1, 2, 1)
+    for wrong in (np.nan, np.inf, -np.inf, 1e30, -70_000.0):  # logits that are no numbers, otherwise
+        samples = noise(0.1)
+        samples[700] = wrong
+        with pytest.raises(errors.MediaError, match="no number, or beyond 65536") as caught:
+            ear.prompt("a", SoundPart(samples))
+        assert caught.value.index == 1
+    path = tmp_path / "loud.wav"
+    loud = noise(0.1) * np.float32(1e30)
+    path.write_bytes(b"RIFF" + struct.pack("<I", 36 + loud.nbytes) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, 4 * RATE, 4, 32) + b"data" + struct.pack("<I", loud.nbytes) + loud.tobytes())
+    with pytest.raises(errors.MediaError, match=r"loud\.wav: .*beyond 65536"):
+        ear.prompt(Audio(path))
     with pytest.raises(errors.ProjectorMismatchError, match="does not see") as unseen:
         ear.prompt("a", PixelPart(np.zeros((8, 8, 3), np.uint8)))
     assert unseen.value.index == 1

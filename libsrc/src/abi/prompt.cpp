@@ -58,6 +58,10 @@ static Part part_of(const pyl_part & given, size_t index) {
         case PYL_PART_AUDIO:
             invalid(given.n > 0 && given.n <= INT32_MAX, "a sound without samples, or of too many");
             if (given.samples) out.samples.assign(given.samples, given.samples + given.n);
+            // Encoders square them: what is not a number, or too large, would come out as logits that are no numbers.
+            for (const float sample : out.samples) {
+                if (!(sample >= -65536.0f && sample <= 65536.0f)) throw Error(PYL_E_MEDIA, "a sound with a sample that is no number, or beyond 65536; they are about -1 to 1").at(index);
+            }
             break;
         case PYL_PART_ROWS:
             invalid(given.samples != nullptr && given.n > 0 && given.n <= INT32_MAX && given.width > 0 && given.width <= 1u << 24, "rows are NULL, or of no size that can be");

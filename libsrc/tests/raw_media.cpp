@@ -1,4 +1,4 @@
-// What mtmd makes of a prompt with pictures or sound by its own whole path, with nothing of ours between: tests/integration/test_media.py
+// What mtmd makes of a prompt with pictures or sound by its own whole path, with nothing of ours between: tests/integration/test_media_on_tiny.py
 // and test_hearing.py compare its logits with the kernel's.
 //
 //   raw_media MODEL.gguf MMPROJ.gguf OUT N_BATCH PART...      a PART is t:words, i:WIDTH:HEIGHT:FILE, f:WIDTH:HEIGHT:FILE (a frame)

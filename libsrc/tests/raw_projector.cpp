@@ -6,6 +6,7 @@
 //
 // Says {"weights": bytes} and then answers lines: "graph W H N" (N frames of one size), "cells W H N" (N frames).
 #include "clip.cpp"  // its loader and its graphs are static
+#include "mtmd.cpp"  // and only its own class opens a projector without the weights
 
 #include <iostream>
 
@@ -58,8 +59,7 @@ int main(int argc, char ** argv) {
         mtmd_context_params p = mtmd_context_params_default();
         p.use_gpu = p.print_timings = p.warmup = false;
         p.image_min_tokens = params.image_min_tokens, p.image_max_tokens = params.image_max_tokens;
-        eye = mtmd_init_from_file(argv[1], model, p);
-        if (!eye) fail("mtmd does not take the two");
+        eye = new mtmd_context(argv[1], model, p, true);
     }
     std::cout << "{\"weights\": " << weights << "}" << std::endl;
     std::string what;

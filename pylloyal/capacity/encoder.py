@@ -44,7 +44,10 @@ class Encoder:
         return self._weights[name]
 
     def mm(self, name: str, x: Node, *, biased: bool = True) -> Node:
-        x = self.g.matmul(self.w(name + ".weight"), x)
+        if self.eye.kind == "gemma4v":  # whose linear layers clip what goes in and comes out
+            x = self.g.like("clamp", self.g.matmul(self.w(name + ".weight"), self.g.like("clamp", x)))
+        else:
+            x = self.g.matmul(self.w(name + ".weight"), x)
         return self.g.like("add", x, self.w(name + ".bias")) if biased and self.has(name + ".bias") else x
 
     def norm(self, x: Node, name: str, kind: str = "norm") -> Node:
@@ -91,6 +94,15 @@ class Encoder:
         x = self.g.make("upscale", (self.nx, self.ny, self.e), x)
         return self.cont(self.g.view(x, self.e, self.nx, self.ny), self.e, self.n)
 
+    def beside(self, *rows: Node) -> Node:
+        x = rows[0]
+        for more in rows[1:]:
+            x = self.g.make("concat", (x.ne[0] + more.ne[0], *x.ne[1:]), x, more)
+        return x
+
+    def below(self, x: Node, more: Node) -> Node:
+        return self.g.make("concat", (x.ne[0], x.ne[1] + more.ne[1], *x.ne[2:]), x, more)
+
     def folded(self, x: Node) -> Node:
         """Patches that will be merged, side by side."""
         x = self.cont(x, self.e * 2, self.nx // 2, self.ny)
@@ -128,7 +140,8 @@ class Encoder:
     def qkv(self, x: Node, at: str, n: int, kind: str) -> tuple[Node, Node, Node]:
         if self.has(at + "attn_qkv.weight"):
             x = self.mm(at + "attn_qkv", x)
-            parts = [self.heads_of(x, self.heads, n) for _ in range(3)]
+            heads = self.heads_kv if self.eye.kind == "exaone4_5" else self.heads
+            parts = [self.heads_of(x, count, n) for count in (self.heads, heads, heads)]
             return self._normed(parts, at, kind)
         parts = [self.mm(at + "attn_" + letter, x) for letter in "qkv"]
         is_early = self.has(at + "attn_q_norm.weight") and self.w(at + "attn_q_norm.weight").ne[0] != self.head

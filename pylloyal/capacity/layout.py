@@ -16,7 +16,7 @@ from .eye import KINDS, MOST_SIDE, Eye, Size
 
 F = np.float32
 _HALVED: Final = frozenset(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "ling3vl", "exaone4_5", "mimovl", "minimax_m3", "glm4v", "glm5v", "youtuvl", "muse-glimmer"))
-_OBLONG: Final = 64  # slices without a grid of their own are bounded for pictures up to this shape
+_OBLONG: Final = 64
 _TILE: Final = 512  # of lfm2
 
 
@@ -261,21 +261,21 @@ def rows_of(eye: Eye, size: Size) -> int:
 
 
 def largest(eye: Eye) -> tuple[Size, ...]:
-    """Pictures as they reach the encoder of which one makes it work hardest.
+    """Pictures as they reach the encoder of which one makes it work hardest, if no picture is more oblong than 64 to 1.
 
-    Those of dynamic resolution are bounded for pictures no more oblong than their tokens are many: thinner ones can exceed the bound the file sets.
+    Slightly smaller ones are among them: the engine's allocator finds a better fit for some sizes than for those beside them.
     """
     kind, a = eye.kind, eye.align
     if KINDS[kind].is_fixed or kind in ("internvl", "llama4", "idefics3"):
         return ((eye.image_size, eye.image_size),)
+    oblong = math.sqrt(_OBLONG) + 1 / math.sqrt(_OBLONG)
     if kind in ("resampler", "minicpmv4_6"):
         side = eye.image_size / a
-        n = math.floor(side * side + side / 2 * (math.sqrt(_OBLONG) + 1 / math.sqrt(_OBLONG)) + 0.25)
-        return ((n * a, a), (a, n * a), (eye.image_size, eye.image_size))
-    if kind == "lightonocr" and not eye.max_pixels:
-        return ((-(-eye.longest_edge // a) * a,) * 2,)
-    n, least = eye.max_pixels // (a * a), -(-eye.min_pixels // (a * a))
-    n = max(n, 1, 2 * (least + 1) if least * 2 + 2 > n else 0)
-    if kind == "lightonocr":
-        n = min(n, (-(-eye.longest_edge // a)) ** 2) if not eye.min_pixels else n
-    return ((n * a, a), (a, n * a), *(((_TILE, _TILE),) if kind == "lfm2" else ()))
+        n = math.floor(side * side + side / 2 * oblong + 0.25)  # both sides are rounded, to the nearest
+    elif kind == "lightonocr" and not eye.max_pixels:
+        n = (eye.longest_edge // a + 1) ** 2  # also where it divides: single precision can bring one pixel more
+    else:
+        least = -(-eye.min_pixels // (a * a))
+        n = max((eye.max_pixels + (eye.max_pixels >> 20)) // (a * a), math.floor(least + oblong * math.sqrt(least) + 1))  # what is enlarged is rounded up
+    across = max(1, n // max(1, math.isqrt(n * _OBLONG)))
+    return (*((max(1, n - less) * a, a) for less in (0, 1, 3)), (across * a, n // across * a), *(((_TILE, _TILE),) if kind == "lfm2" else ()))

@@ -80,7 +80,7 @@ def parse_image(text: str) -> Size:
     """
     found = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if not found:
-        raise InvalidArgumentError(f"a picture is WIDTHxHEIGHT, such as 1024x768; {text!r} is not")
+        raise InvalidArgumentError(f"a picture is WIDTHxHEIGHT, such as 1024x768; {_shown(text)} is not")
     return _checked(text, found[1], found[2])
 
 
@@ -93,17 +93,22 @@ def parse_clip(text: str) -> Clip:
     """
     found = _CLIP.fullmatch(text) if isinstance(text, str) else None
     if not found:
-        raise InvalidArgumentError(f"a clip is SECONDSs, SECONDSs@RATEfps or SECONDSs@RATEfps:WIDTHxHEIGHT, such as 30s@2fps:640x360; {text!r} is not")
+        raise InvalidArgumentError(f"a clip is SECONDSs, SECONDSs@RATEfps or SECONDSs@RATEfps:WIDTHxHEIGHT, such as 30s@2fps:640x360; {_shown(text)} is not")
     width, height = _checked(text, found[3], found[4]) if found[3] else (None, None)
     clip = Clip(float(found[1]), float(found[2] or 2), width, height)
     _check_clip(clip.seconds, clip.fps)
     return clip
 
 
+def _shown(text: object) -> str:
+    shown = repr(text[:60] if isinstance(text, str | bytes) else text)
+    return shown if len(shown) < 200 else shown[:197] + "..."
+
+
 def _checked(text: object, width: str | int, height: str | int) -> Size:
     size = int(width), int(height)
     if min(size) < 1 or max(size) > MOST_SIDE or size[0] * size[1] > _MOST_PIXELS:
-        raise InvalidArgumentError(f"{text!r}: each side is 1 to {MOST_SIDE:,} pixels, and a picture {_MOST_PIXELS:,} at most")
+        raise InvalidArgumentError(f"{_shown(text)}: each side is 1 to {MOST_SIDE:,} pixels, and a picture {_MOST_PIXELS:,} at most")
     return size
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .encoder import Encoder
+from .eye import number
 from .graph import Node
 
 
@@ -20,7 +21,7 @@ def _qwen2vl(b: Encoder) -> Node:
     kind = "norm" if b.eye.kind == "qwen2vl_merger" else "rms_norm"
     x = _pair_of_convolutions(b)
     rope = b.multi_rope()
-    pattern = b.header.get("clip.vision.n_wa_pattern", 0)
+    pattern = number(b.header, "clip.vision.n_wa_pattern", None if b.eye.kind == "qwen2.5vl_merger" else 0)
     mask: Node | None = None
     if b.has("v.pre_ln.weight"):
         x = b.norm(x, "v.pre_ln", kind)

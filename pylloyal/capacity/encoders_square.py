@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .encoder import Encoder
+from .eye import numbers
 from .graph import Node
 
 
@@ -37,9 +38,9 @@ def _lfm2(b: Encoder, x: Node) -> Node:
 def _llava(b: Encoder) -> Node:
     """Up to the second to last layer, or to the deepest one that is named."""
     g = b.g
-    features = [int(i) for i in b.header.get("clip.vision.feature_layer", ()) if isinstance(i, int)]
+    features = numbers(b.header, "clip.vision.feature_layer", most=b.n_layer)
     deepest = max([*features, -1])
-    last = b.n_layer - 1 if deepest < 0 else min(deepest, b.n_layer)
+    last = b.n_layer - 1 if deepest < 0 else deepest
     x = b.patches()
     n = b.n + b.has("v.class_embd")
     if b.has("v.class_embd"):

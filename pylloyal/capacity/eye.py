@@ -4,7 +4,7 @@ Source: ``load_hparams`` of the pinned engine's clip.cpp.
 """
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -107,6 +107,14 @@ def number(header: Mapping[str, Any], key: str, default: int | None = None, *, l
     return value
 
 
+def numbers(header: Mapping[str, Any], key: str, *, most: int) -> list[int]:
+    """A list of whole numbers; empty when the file has none."""
+    values = header.get(key, ())
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) > 4096 or any(isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= most for n in values):
+        raise MetadataError(f"the projector's {key} is no list of at most 4,096 numbers from 0 to {most:,}")
+    return list(values)
+
+
 def kind_of(header: Mapping[str, Any], sense: str = "vision") -> str:
     """The type of a projector's encoder of pictures ("vision") or sound ("audio"); "" when it has none."""
     if header.get("general.architecture") != "clip":
@@ -163,8 +171,8 @@ def eye_of(header: Mapping[str, Any], image_min_tokens: int = 0, image_max_token
 
 
 def _candidates(header: Mapping[str, Any], kind: str, side: int) -> tuple[Size, ...]:
-    pins = list(header.get("clip.vision.image_grid_pinpoints", ()))
-    if len(pins) % 2 or len(pins) > 4096 or any(isinstance(n, bool) or not isinstance(n, int) or not 0 < n <= MOST_SIDE for n in pins):
+    pins = numbers(header, "clip.vision.image_grid_pinpoints", most=MOST_SIDE)
+    if len(pins) % 2 or 0 in pins:
         raise MetadataError("the projector's image_grid_pinpoints are no list of sizes")
     out = [(pins[i], pins[i + 1]) for i in range(0, len(pins), 2)]
     if kind == "internvl":

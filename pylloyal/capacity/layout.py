@@ -18,6 +18,12 @@ F = np.float32
 _HALVED: Final = frozenset(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger", "ling3vl", "exaone4_5", "mimovl", "minimax_m3", "glm4v", "glm5v", "youtuvl", "muse-glimmer"))
 _OBLONG: Final = 64
 _TILE: Final = 512  # of lfm2
+_MOST_TILES: Final = 4096
+
+
+def _need_tiles(n: int) -> None:
+    if n > _MOST_TILES:
+        raise MetadataError(f"the projector would cut a picture into {n:,} tiles")
 
 
 
@@ -111,6 +117,7 @@ def _uhd(eye: Eye, size: Size) -> tuple[Size, list[Size], Size]:
         return (side, side), [], (0, 0)
     if eye.candidates:
         width, height = _best_resolution(size, eye.candidates)
+        _need_tiles(-(-width // side) * -(-height // side))
         tiles = [(min(side, width - x), min(side, height - y)) for y in range(0, height, side) for x in range(0, width, side)]
         grid = (width // side, height // side)
         if grid[0] > 0 < grid[1] and len(tiles) != grid[0] * grid[1]:
@@ -134,8 +141,10 @@ def _idefics3(eye: Eye, size: Size) -> tuple[list[Size], Size]:
         if min(width, height) == 0:
             raise MediaEncodeError(f"{size[0]} x {size[1]} is too thin for this projector: nothing is left of it at {eye.longest_edge}")
         grid = (-(-width // side), -(-height // side))
+        _need_tiles(grid[0] * grid[1])
         return [(side, side)] * (grid[0] * grid[1]), grid
     width, height = smart_size(*size, side, eye.min_pixels, eye.max_pixels, eye.longest_edge)
+    _need_tiles((width // side) * (height // side))
     return [(side, side)] * ((width // side) * (height // side)), (width // side, height // side)
 
 

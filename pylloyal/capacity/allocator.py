@@ -32,7 +32,7 @@ class Node:
 
     def __init__(self, n_bytes: int, layout: object, sources: tuple[Node, ...] = (), is_inplace: bool = False, base: Node | None = None) -> None:
         self.bytes, self.layout, self.sources, self.is_inplace = -(-n_bytes // ALIGNMENT) * ALIGNMENT, layout, sources, is_inplace
-        self.base = base if base is None or base.base is None else base.base
+        self.base: Node | None = base if base is None or base.base is None else base.base
         self.is_output = False
         self.n_children = self.n_views = 0
         self.place, self.state = -1, 0  # state: 0 unknown, 1 in the order, 2 placed once

@@ -18,12 +18,14 @@ class Blocks:
         Of the dispatch.
     flash : bool
     is_fused : bool
-        The file has Q, K and V, and gates and ups of experts, in one tensor.
+        The file has Q, K and V in one tensor.
+    has_joint_experts : bool
+        And gates and ups of experts.
     """
 
-    def __init__(self, n_tokens: int, flash: bool, is_fused: bool) -> None:
+    def __init__(self, n_tokens: int, flash: bool, is_fused: bool, has_joint_experts: bool) -> None:
         self.graph, self.cache = Graph(), Node(0, object())
-        self.n_tokens, self.flash, self.is_fused = n_tokens, flash, is_fused
+        self.n_tokens, self.flash, self.is_fused, self.has_joint_experts = n_tokens, flash, is_fused, has_joint_experts
 
     # ---------------------------------------------------------------------------------------------------------- single operations
 
@@ -87,24 +89,18 @@ class Blocks:
         cur = self.op((size, _elements(shape) // size), rotation, self.reshape(x, size, _elements(shape) // size))
         return self.reshape(cur, *shape)
 
-    def ffn(self, x: Node, n_ff: int, n_out: int, gated: bool = True, clamped: bool = False) -> Node:
+    def ffn(self, x: Node, n_ff: int, n_out: int, gated: bool = True) -> Node:
         if not gated:
             return self.mm(self.same(self.mm(x, n_ff)), n_out)
         up, gate = self.mm(x, n_ff), self.mm(x, n_ff)
-        if clamped:
-            up = self.same(up)
-            return self.mm(self.same(self.same(gate), up), n_out)
         return self.mm(self.op(_shape(up), gate, up), n_out)
 
-    def moe(self, x: Node, n_expert: int, n_used: int, n_ff: int, *, softmax: bool = True, norm: bool = False, biased: bool = False, gated: bool = True,
-            groups: int = 1, before: bool = False, late: bool = False, clamped: bool = False, logits: Node | None = None) -> Node:
+    def moe(self, x: Node, n_expert: int, n_used: int, n_ff: int, *, norm: bool, biased: bool, groups: int, late: bool) -> Node:
+        """The sum of what the chosen experts say."""
         t, n_embd = _shape(x)[1], _shape(x)[0]
-        if logits is None:
-            logits = self.mm(x, n_expert)
+        logits = self.mm(x, n_expert)
         probs = logits if late else self.same(logits)
         chosen = self.same(probs) if biased else probs
-        if before:  # llama4 takes the weights of what it chose from the logits
-            chosen = logits
         if groups > 1:
             parts = self.reshape(chosen, n_expert // groups, groups, t)
             order = self.op((n_expert // groups, groups, t), parts, kind="i32")
@@ -125,26 +121,15 @@ class Blocks:
             weights = self.reshape(self.same(flat, total), 1, n_used, t)
         self.expand(weights)
         cur = self.reshape(x, n_embd, 1, t)
-        if before:
-            cur = self.same(self.op((n_embd, n_used, t), cur), weights)
-        if self.is_fused and gated:
+        if self.has_joint_experts:
             both = self.op((2 * n_ff, n_used, t), cur, ids)
             gate, up = self.view(both, n_ff, n_used, t), self.view(both, n_ff, n_used, t)
             inner = self.op((n_ff, n_used, t), gate, up)
         else:
-            up = self.op((n_ff, n_used, t), cur, ids)
-            if gated:
-                gate = self.op((n_ff, n_used, t), cur, ids)
-                if clamped:
-                    inner = self.same(self.same(gate), self.same(up))
-                else:
-                    inner = self.op((n_ff, n_used, t), gate, up)
-            else:
-                inner = self.same(up)
+            up, gate = self.op((n_ff, n_used, t), cur, ids), self.op((n_ff, n_used, t), cur, ids)
+            inner = self.op((n_ff, n_used, t), gate, up)
         experts = self.op((n_embd, n_used, t), inner, ids)
-        if not before:
-            experts = self.same(experts, weights)
-        self.expand(experts)
+        experts = self.expand(self.same(experts, weights))
         each = [self.expand(self.view(experts, n_embd, t)) for _ in range(n_used)]
         out = each[0]
         for one in each[1:]:

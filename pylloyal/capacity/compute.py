@@ -2,7 +2,7 @@
 
 The engine lays out one graph, of a dispatch of ``n_ubatch`` tokens from every sequence with every cell in use, and takes its size. For
 the plain architectures that graph is followed here tensor by tensor (:mod:`.layouts`, :mod:`.blocks`, :mod:`.allocator`), which gives
-the engine's figure to the byte; files may have Q, K and V in one tensor or in three, and the larger of the two is said. The others are
+the engine's figure to the byte; where Q, K and V may be one tensor or three and nothing tells which, the larger is said. The others are
 bounded term by term (:mod:`.terms`). Both are asked for a dispatch of one sequence as well, which some graphs need more for and the
 engine's own dry run leaves out.
 
@@ -14,15 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from .allocator import Node
 from .architectures import ARCHITECTURES
-from .blocks import Blocks, Node
+from .blocks import Blocks
 from .geometry import Geometry
 from .hyperparameters import Hyperparameters
 from .layouts import LAYOUTS, Layout
 from .settings import _ROWS, Context, Settings, window_cells
 from .terms import Terms
 
-_MOST_LAYERS: Final = 12  # followed one by one: what repeats does not change the layout any more
+_MOST_LAYERS: Final = 14  # followed one by one: what repeats does not change the layout any more
 
 
 def compute_bound(geometry: Geometry, metadata: Mapping[str, Any], made: Context, settings: Settings) -> int:
@@ -46,10 +47,18 @@ def compute_bound(geometry: Geometry, metadata: Mapping[str, Any], made: Context
     sequences = {settings.n_branches, 1}
     if layout is None:
         return max(Terms(geometry, metadata, made, settings, n).total() for n in sequences)
-    forms = {layout.is_fused, True}
     if not settings.unified:
-        sequences = {settings.n_branches}  # the graph of one sequence has one stream, and is smaller
-    return max(_Followed(geometry, metadata, made, settings, layout, n, is_fused).size() for n in sequences for is_fused in forms)
+        sequences = {settings.n_branches}  # the graph of one sequence has its cells alone, and no more scores
+    return max(_Followed(geometry, metadata, made, settings, layout, n, *form).size() for n in sequences for form in _forms(metadata, layout))
+
+
+def _forms(metadata: Mapping[str, Any], layout: Layout) -> list[tuple[bool, bool]]:
+    """Whether Q, K and V, and whether gates and ups of experts are one tensor: what the file's tensors say, else all that can be."""
+    names = {tensor.name for tensor in getattr(metadata, "tensors", ())}
+    has_experts = bool(layout.experts) and bool(metadata.get(f"{metadata['general.architecture']}.expert_count"))
+    fused = [True] if layout.is_fused else [any(".attn_qkv." in name for name in names)] if names else [False, True]
+    joint = [False] if not has_experts else [any(".ffn_gate_up_exps." in name for name in names)] if names else [False, True]
+    return [(one, other) for one in fused for other in joint]
 
 
 def is_followed(geometry: Geometry) -> bool:
@@ -60,13 +69,13 @@ def is_followed(geometry: Geometry) -> bool:
 class _Followed(Blocks):
     """The graph of a plain architecture."""
 
-    def __init__(self, geometry: Geometry, metadata: Mapping[str, Any], made: Context, settings: Settings, layout: Layout, n_seqs: int, is_fused: bool) -> None:
+    def __init__(self, geometry: Geometry, metadata: Mapping[str, Any], made: Context, settings: Settings, layout: Layout, n_seqs: int, is_fused: bool, has_joint_experts: bool) -> None:
         rules = ARCHITECTURES[geometry.architecture]
         self.h = h = Hyperparameters(geometry.architecture, rules, metadata)
         self.geometry, self.settings, self.layout = geometry, settings, layout
         n_tokens = min(made.n_ctx, made.n_ubatch)
         self.n_outputs = min(n_tokens, made.n_batch if geometry.has_encoder else settings.n_outputs or settings.n_branches)
-        super().__init__(-(-n_tokens // n_seqs) * n_seqs, settings.uses_flash(geometry), is_fused)
+        super().__init__(-(-n_tokens // n_seqs) * n_seqs, settings.uses_flash(geometry), is_fused, has_joint_experts)
         self.n_streams = 1 if settings.unified else n_seqs
         self.has_window = h.n_swa > 0
         self.n_kv = {False: made.n_ctx_seq, True: window_cells(geometry, made, settings, False) if self.has_window else 0}
@@ -97,7 +106,7 @@ class _Followed(Blocks):
 
     def _layers(self) -> list[int]:
         n = self.h.n_layer
-        return list(range(n)) if n <= _MOST_LAYERS else [*range(_MOST_LAYERS - 2), n - 2, n - 1]
+        return list(range(n)) if n <= _MOST_LAYERS else [*range(_MOST_LAYERS - 4), *range(n - 4, n)]
 
     def _input(self, name: str, *shape: int, kind: str = "f32") -> Node:
         if name not in self.inputs:
@@ -142,7 +151,7 @@ class _Followed(Blocks):
             q, k, v = self.qkv(x, head_k, head_v, n_head, n_head_kv)
             if layout.qk_norm:
                 q, k = self.norm(q, layout.qk_norm), self.norm(k, layout.qk_norm)
-        if layout.rotates is True or (layout.rotates == "windows" and has_window):
+        if layout.rotates is True or (layout.rotates == "windows" and (has_window or not self.has_window)) or (layout.rotates == "three of four" and (i + 1) % 4):
             positions = self._input("positions", t * layout.n_positions, kind="i32")
             q, k = self.same(q, positions), self.same(k, positions)
         rotation_k, rotation_v = self._rotations(head_k, head_v, has_window)

@@ -47,7 +47,7 @@ class Layout:
     is_late : bool
         Rows are chosen after the last layer, not in it.
     rotates : bool
-        Q and K are rotated; "windows": in layers with a window.
+        Q and K are rotated; "windows": in layers with a window, when there is one; "three of four": not in every fourth.
     n_positions : int
         Numbers of a token's position.
     has_places : bool
@@ -71,7 +71,7 @@ class Layout:
     is_capped: bool = False
     is_fused: bool = False
     is_late: bool = False
-    rotates: bool | Literal["windows"] = True
+    rotates: bool | Literal["windows", "three of four"] = True
     n_positions: int = 1
     has_places: bool = False
     token_norm: Norm = ""
@@ -82,7 +82,8 @@ def _rows(names: str, layout: Layout) -> dict[str, Layout]:
 
 
 LAYOUTS: Final[dict[str, Layout]] = {
-    **_rows("deci ernie4_5 exaone gemma qwen2 internlm2 xverse seed_oss smollm3 pangu-embedded nanbeige", Layout()),
+    **_rows("deci ernie4_5 exaone gemma qwen2 internlm2 xverse seed_oss pangu-embedded nanbeige", Layout()),
+    **_rows("smollm3", Layout(rotates="three of four")),
     **_rows("qwen2vl paddleocr", Layout(n_positions=4)),
     **_rows("chatglm", Layout(is_double=True)),
     **_rows("phi3", Layout(is_double=True, sums="ifa")),
@@ -91,7 +92,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("gemma3 qwen3 maincoder hunyuan-dense", Layout(qk_norm="rms")),
     **_rows("qwen3vl hunyuan_vl", Layout(qk_norm="rms", n_positions=4)),
     **_rows("apertus", Layout(qk_norm="rms", gated=False)),
-    **_rows("arcee plm", Layout(gated=False)),
+    **_rows("arcee", Layout(gated=False)),
     **_rows("olmo", Layout(norm="layer")),
     **_rows("orion stablelm", Layout(norm="layer")),
     **_rows("codeshell starcoder2 nemotron jais2 pockettts", Layout(norm="layer", gated=False)),
@@ -105,7 +106,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("command-r", Layout(norm="layer", residual="parallel", qk_norm="layer")),
     **_rows("cohere2", Layout(norm="layer", residual="parallel", rotates="windows")),
     **_rows("plamo", Layout(residual="parallel", sums="fai")),
-    **_rows("exaone4", Layout(residual="post", qk_norm="rms")),
+    **_rows("exaone4", Layout(residual="post", qk_norm="rms", rotates="windows")),
     **_rows("olmo2", Layout(residual="post", qk_norm="wide")),
     **_rows("llama mistral3 minicpm", Layout(experts="all", is_wide=True)),
     **_rows("granite granitemoe", Layout(experts="all", is_wide=True, shared="own")),

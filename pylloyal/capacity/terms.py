@@ -62,7 +62,7 @@ class Terms:
 
     def attention(self) -> int:
         h, t = self.h, self.n_tokens
-        n_head, n_kv_head = max(h.n_head), max(max(h.n_head_kv), 1)
+        n_head, n_kv_head = max(h.n_head), max(1, *h.n_head_kv)
         head_k, head_v = max(h.head_k, h.head_k_swa), max(h.head_v, h.head_v_swa)
         q, k, v, out = n_head * head_k * t, n_kv_head * head_k * t, n_kv_head * head_v * t, n_head * head_v * t
         total = 4 * self.x + 3 * q + 2 * k + 2 * v + out
@@ -125,6 +125,8 @@ class Terms:
         return kept + 3 * self.x + 7 * inner * t + 8 * groups * t
 
     def logits(self) -> int:
+        if self.rules.memory == "none" and self.shape.architecture not in ("dream", "llada", "llada-moe", "rnd1"):
+            return 4 * self.x  # embeddings
         n = self.settings.n_outputs or self.settings.n_branches
         if self.shape.has_encoder or self.shape.architecture == "cogvlm":
             n = self.n_tokens

@@ -43,7 +43,7 @@ def compute_bound(geometry: Geometry, metadata: Mapping[str, Any], made: Context
     MetadataError
         A key that the architecture needs is missing.
     """
-    layout = LAYOUTS.get(geometry.architecture)
+    layout = LAYOUTS[geometry.architecture] if is_followed(geometry, metadata) else None
     sequences = {settings.n_branches, 1}
     if layout is None:
         return max(Terms(geometry, metadata, made, settings, n).total() for n in sequences)
@@ -61,8 +61,10 @@ def _forms(metadata: Mapping[str, Any], layout: Layout) -> list[tuple[bool, bool
     return [(one, other) for one in fused for other in joint]
 
 
-def is_followed(geometry: Geometry) -> bool:
+def is_followed(geometry: Geometry, metadata: Mapping[str, Any]) -> bool:
     """The bound is the size of a graph followed tensor by tensor."""
+    if geometry.architecture == "granite" and "granite.deepstack_mapping" in metadata:
+        return False  # parts of pictures enter where the file says
     return geometry.architecture in LAYOUTS
 
 
@@ -80,13 +82,19 @@ class _Followed(Blocks):
         self.has_window = h.n_swa > 0
         self.n_kv = {False: made.n_ctx_seq, True: window_cells(geometry, made, settings, False) if self.has_window else 0}
         self.widest_v = max(h.v(i) for i in range(h.n_layer_all))
+        self.is_still = geometry.architecture == "granite" and h.keys.raw("rope.scaling.finetuned") is False
         self.inputs: dict[str, Node] = {}
 
     def size(self) -> int:
         h, layout, t = self.h, self.layout, self.n_tokens
-        tokens = self.leaf(t, kind="i32")
-        x = self.expand(self.op((h.n_embd, t), tokens))
-        self.expand(self.leaf(h.n_embd, t))  # rows of embeddings, which a dispatch of tokens does not read
+        tokens, n_deep = self.leaf(t, kind="i32"), h.keys.number("n_deepstack_layers", 0) if layout.is_deep else 0
+        x = self.op((h.n_embd, t), tokens)
+        if n_deep:  # pictures have a part for each of the first layers
+            self.deep = x = self.op((h.n_embd * (1 + n_deep), t), x)
+        self.expand(x)
+        self.expand(self.leaf(h.n_embd * (1 + n_deep), t))  # rows of embeddings, which a dispatch of tokens does not read
+        if n_deep:
+            x = self.view(x, h.n_embd, t)
         if layout.has_places:
             x = self.same(x, self.op((h.n_embd, t), self._input("positions", t, kind="i32")))
         if layout.token_norm:
@@ -94,6 +102,8 @@ class _Followed(Blocks):
         ids = self.leaf(self.n_outputs, kind="i32")
         for i in self._layers():
             x = self._layer(x, i, ids if i == h.n_layer - 1 and not layout.is_late else None)
+            if i < n_deep:
+                x = self.same(x, self.view(self.deep, h.n_embd, t))
         if layout.is_late:
             x.is_output = True
             x = self.rows(x, ids, self.n_outputs)
@@ -151,7 +161,9 @@ class _Followed(Blocks):
             q, k, v = self.qkv(x, head_k, head_v, n_head, n_head_kv)
             if layout.qk_norm:
                 q, k = self.norm(q, layout.qk_norm), self.norm(k, layout.qk_norm)
-        if layout.rotates is True or (layout.rotates == "windows" and (has_window or not self.has_window)) or (layout.rotates == "three of four" and (i + 1) % 4):
+        if self.is_still:
+            pass
+        elif layout.rotates is True or (layout.rotates == "windows" and (has_window or not self.has_window)) or (layout.rotates == "three of four" and (i + 1) % 4):
             positions = self._input("positions", t * layout.n_positions, kind="i32")
             q, k = self.same(q, positions), self.same(k, positions)
         rotation_k, rotation_v = self._rotations(head_k, head_v, has_window)

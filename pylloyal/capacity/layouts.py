@@ -54,6 +54,8 @@ class Layout:
         Positions have embeddings of their own.
     token_norm : str
         Of what comes in.
+    is_deep : bool
+        Rows of pictures have parts for later layers, when the file says so.
     """
 
     norm: Norm = "rms"
@@ -75,6 +77,7 @@ class Layout:
     n_positions: int = 1
     has_places: bool = False
     token_norm: Norm = ""
+    is_deep: bool = False
 
 
 def _rows(names: str, layout: Layout) -> dict[str, Layout]:
@@ -90,7 +93,8 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("glm4", Layout(is_double=True, n_positions=4)),
     **_rows("gemma2", Layout(is_capped=True)),
     **_rows("gemma3 qwen3 maincoder hunyuan-dense", Layout(qk_norm="rms")),
-    **_rows("qwen3vl hunyuan_vl", Layout(qk_norm="rms", n_positions=4)),
+    **_rows("qwen3vl", Layout(qk_norm="rms", n_positions=4, is_deep=True)),
+    **_rows("hunyuan_vl", Layout(qk_norm="rms", n_positions=4)),
     **_rows("apertus", Layout(qk_norm="rms", gated=False)),
     **_rows("arcee", Layout(gated=False)),
     **_rows("olmo", Layout(norm="layer")),
@@ -113,7 +117,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("olmoe", Layout(experts="all", is_wide=True, normed=False, qk_norm="wide")),
     **_rows("minimax-m2", Layout(qk_norm="wide", experts="all", is_wide=True, biased=True)),
     **_rows("qwen3moe", Layout(qk_norm="rms", experts="all")),
-    **_rows("qwen3vlmoe", Layout(qk_norm="rms", experts="all", n_positions=4)),
+    **_rows("qwen3vlmoe", Layout(qk_norm="rms", experts="all", n_positions=4, is_deep=True)),
     **_rows("qwen2moe", Layout(experts="all", normed=False, shared="gated")),
     **_rows("deepseek", Layout(experts="lead", normed=False, shared="after")),
     **_rows("deepseek2-ocr", Layout(experts="lead", shared="after", biased=True)),

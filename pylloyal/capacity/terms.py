@@ -58,7 +58,8 @@ class Terms:
             more += max(h.n_head) * ((t // self.n_seqs) ** 2 + 2 * t)
         if self.shape.architecture in ("t5", "t5encoder"):  # distances, and to a decoder all that the encoder may have said
             more += self.scores + (h.n_ctx_train * (h.n_embd + t) if self.shape.has_memory else 0)
-        return self.x + n_spans * each + 8 * t + more
+        deep = self.number("n_deepstack_layers") + len(self.h.keys.array("deepstack_mapping") or ())
+        return self.x * (1 + 2 * deep) + n_spans * each + 8 * t + more
 
     def attention(self) -> int:
         h, t = self.h, self.n_tokens

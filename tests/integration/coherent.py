@@ -83,6 +83,12 @@ def _own_sizes(architecture: str, keys: dict[str, Any], rng: random.Random, is_r
         keys["vocab_size"] = 9000  # logits of the pictures' tokens are cut out
     if architecture == "qwen3tts" and not is_real:
         keys["vocab_size"] = 4000  # not smaller than its codec's
+    if architecture in ("qwen3vl", "qwen3vlmoe", "qwen3tts"):
+        keys["n_deepstack_layers"] = rng.choice((0, 1, min(3, n_layer - 1))) if architecture != "qwen3tts" else 0
+    if architecture in ("granite", "granitemoe"):
+        keys["rope.scaling.finetuned"] = rng.random() < 0.7
+        if architecture == "granite" and rng.random() < 0.3:
+            keys["deepstack_mapping"] = [i % 2 - 1 for i in range(n_layer)]
     if architecture == "plamo2":
         keys["ssm.group_count"] = 0
     if architecture == "glm5-next":

@@ -134,9 +134,9 @@ def last_error(code: int) -> errors.PylloyalError:
     return _CODES.get(code, errors.InternalKernelError)(message, failure)
 
 
-def error_of(code: int, message: str, state: int, engine_rc: int) -> errors.PylloyalError:
+def error_of(code: int, message: str, state: int, engine_rc: int, partial: bool) -> errors.PylloyalError:
     """The exception for a failure told in other words than ``pyl_error_last``."""
-    failure = errors.Failure(code, _STATES.get(state, "unchanged"), engine_rc, state == capi.STATE_ADVANCED, None, None, None, message)
+    failure = errors.Failure(code, _STATES.get(state, "unchanged"), engine_rc, partial, None, None, None, message)
     return _CODES.get(code, errors.InternalKernelError)(message, failure)
 
 

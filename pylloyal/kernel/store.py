@@ -486,4 +486,4 @@ def _limits(max_tokens: int | Sequence[int | None] | None, n: int) -> list[int] 
 
 
 def _outcomes(work: Items) -> list[PromptOutcome]:
-    return [PromptOutcome(error_of(code, message, state, rc) if code else None, n_segments, n_cells) for code, message, state, rc, n_segments, n_cells in work.results()]
+    return [PromptOutcome(error_of(code, message, state, rc, n_cells > 0) if code else None, n_segments, n_cells) for code, message, state, rc, n_segments, n_cells in work.results()]

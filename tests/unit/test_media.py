@@ -756,3 +756,33 @@ def test_an_empty_prompt_takes_nothing(eye: Eye) -> None:
         assert (books(root), root.has_logits) == ((0, 0, 0), False)
     with eye.prompt("", [], "") as special:
         assert special.quote().n_cells == 1  # the model's own
+
+
+# ------------------------------------------------------------------------------------------------------- one branch, one prompt
+
+
+def test_a_prompt_that_fails_on_its_only_branch_raises() -> None:
+    """Several prompts tell each its own outcome; the one of Branch.prefill raises what it is."""
+    with seeing("mrope=1;fail_at=2") as eye, eye.store() as store:
+        branch = store.root()
+        with pytest.raises(errors.DecodeError) as caught:
+            branch.prefill(eye.prompt("hello", picture(24, 16)))
+        assert (caught.value.state, caught.value.partial) == ("poisoned", True)
+        assert branch.is_poisoned and branch.cells_own == len(eye.model.vocab.encode("hello", add_special=True)) + 6
+
+
+def test_rows_of_another_shape_are_refused() -> None:
+    with seeing() as eye:
+        for part in (RowPart(np.zeros(4, np.float32)), RowPart(rows(3), positions=np.arange(2)), RowPart(rows(3), positions=np.zeros((3, 3), np.int32))):
+            with pytest.raises(errors.InvalidArgumentError, match="shape"):
+                eye.prompt(part)
+
+
+def test_a_projector_tells_what_it_is() -> None:
+    with seeing() as eye:
+        assert repr(eye.projector) == "<Projector 'stub:'>"
+        eye.projector.close()
+        assert repr(eye.projector) == "<Projector 'stub:' closed>"
+        for options in ({"n_threads": 0}, {"image_min_tokens": 2**31}, {"image_max_tokens": -1}, {"cache_bytes": -1}):
+            with pytest.raises(errors.InvalidArgumentError, match=next(iter(options))):
+                eye.model.projector("stub:", **options)

@@ -1,6 +1,7 @@
 """Deaths and lies that are on no list: found by reading the engine and by trying."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -140,3 +141,31 @@ def test_a_request_that_goes_too_deep(child: Child, where: str) -> None:
         refused(errors.FormatError, lib.pyl_chat_render, model._ptr(), raw, len(raw), ref(capi.pyl_text_p()))
         sound(opened())
         """) == ["sound"]
+
+
+def test_no_memory_for_what_an_encoder_computes(child: Child, tiny: Callable[[str], str]) -> None:
+    """The engine's encoder takes no notice that a buffer was refused, in this encode or in the next. The picture is refused, and all goes on."""
+    assert child("""
+        import resource
+        store = opened(n_ctx=8192, n_batch=512, n_ubatch=512)
+        with model.projector(PROJECTOR, flash_attn=False, n_threads=1) as projector:
+            large, small = (pylloyal.Prompt(projector, [pylloyal.Image(np.zeros((side, side, 3), np.uint8))]) for side in (768, 64))
+            with open("/proc/self/statm") as file:
+                limit = int(file.read().split()[0]) * resource.getpagesize() + 2**28
+            resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+            for prompt in (large, small, large, large, small):  # the first encode of an encoder, and later ones
+                root = store.root()
+                if prompt is large:
+                    error = refused(errors.InsufficientMemoryError, root.prefill, prompt, state="advanced")  # by the token before the picture
+                    need = int(str(error).partition("graph takes ")[2].partition(" ")[0])
+                    assert need > 2**29 and projector.statistics().compute_bytes == 0
+                else:
+                    root.prefill(prompt)
+                    assert projector.statistics().compute_bytes > 0
+                root.prune()
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+            root = store.root()
+            root.prefill(large)
+            assert root.position == large.quote().n_pos and projector.statistics().compute_bytes == need
+        sound(opened())
+        """.replace("PROJECTOR", repr(tiny("mmproj-tiny-qwen2vl"))), "tiny-qwen2vl") == ["sound"]

@@ -36,7 +36,11 @@ ggml_backend_buffer_t pretend(ggml_backend_buffer_type_t type, size_t size) {
 ggml_backend_buffer_t allocate_watched(ggml_backend_buffer_type_t type, size_t size) {
     if (!current) return originals().at(type)(type, size);
     current->asked.emplace_back(type, size);
-    return current->mode_ == BufferScope::Mode::pretend ? pretend(type, size) : originals().at(type)(type, size);
+    if (current->mode_ == BufferScope::Mode::pretend) return pretend(type, size);
+    const ggml_backend_buffer_t real = originals().at(type)(type, size);
+    if (real || current->mode_ != BufferScope::Mode::covered) return real;
+    current->missed_bytes = size;
+    return pretend(type, size);
 }
 
 void watch_buffers() {
@@ -52,6 +56,7 @@ void watch_buffers() {
 }
 
 BufferScope::BufferScope(Mode mode) : mode_(mode), outer_(current) { current = this; }
+bool BufferScope::has_missed() { return current && current->missed_bytes > 0; }
 BufferScope::~BufferScope() { current = outer_; }
 
 }  // namespace pyl

@@ -17,6 +17,7 @@ class BufferScope {
 public:
     enum class Mode {
         real,     // noted only
+        covered,  // real, but pretended when memory is out: for calls that die of a buffer they did not get
         pretend,  // a buffer with a size and no memory, good as long as nothing is computed: what is written to it goes nowhere
     };
     explicit BufferScope(Mode mode);
@@ -26,6 +27,10 @@ public:
 
     // What was asked for, in order. Not what has size 0: ggml answers that itself.
     std::vector<std::pair<ggml_backend_buffer_type_t, size_t>> asked;
+    size_t missed_bytes = 0;  // of the last one that was not to be had
+
+    // Whether this thread is in a scope that missed something: what is computed now would be computed nowhere.
+    static bool has_missed();
 
 private:
     friend ggml_backend_buffer_t allocate_watched(ggml_backend_buffer_type_t, size_t);

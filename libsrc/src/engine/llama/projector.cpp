@@ -3,6 +3,8 @@
 // prepared of a picture with several stretches (tiles, half minutes of sound) is kept until its last one is encoded.
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
+#include <functional>
 #include <list>
 
 #include "core/prompt.hpp"
@@ -27,6 +29,7 @@ struct ProjectorHeader {
     int64_t width = 0;  // of its rows, when the file says
     std::string width_key;
     bool has_vision = false, has_audio = false;
+    uint64_t n_bytes = 0;  // of its tensors
 };
 
 ProjectorHeader read_header(const std::string & path) {
@@ -43,13 +46,14 @@ ProjectorHeader read_header(const std::string & path) {
         return id >= 0 && gguf_get_kv_type(file.get(), id) == GGUF_TYPE_BOOL && gguf_get_val_bool(file.get(), id);
     };
     std::error_code gone;
+    ProjectorHeader out;
     const uint64_t has_bytes = std::filesystem::file_size(path_of(path), gone);
     for (int64_t i = 0; !gone && i < gguf_get_n_tensors(file.get()); i++) {  // the engine reads short and goes on
+        out.n_bytes += gguf_get_tensor_size(file.get(), i);
         const uint64_t end = gguf_get_data_offset(file.get()) + gguf_get_tensor_offset(file.get(), i) + gguf_get_tensor_size(file.get(), i);
         if (end > has_bytes) throw Error(PYL_E_FORMAT, path + " is cut off: tensor '" + gguf_get_tensor_name(file.get(), i) + "' ends at byte " + std::to_string(end) + " of " + std::to_string(has_bytes));
     }
     if (const std::string arch = text("general.architecture"); arch != "clip") throw Error(PYL_E_PROJECTOR, path + " is no projector: its general.architecture is '" + arch + "', not 'clip'");
-    ProjectorHeader out;
     for (const char * key : {"clip.projector_type", "clip.vision.projector_type", "clip.audio.projector_type"}) {
         if (out.type.empty()) out.type = text(key);
     }
@@ -113,17 +117,22 @@ struct Prepared {
     mtmd::input_chunks_ptr chunks;
 };
 
+using Load = std::function<std::shared_ptr<mtmd_context>()>;
+
 class LlamaProjector final : public Projector {
 public:
-    LlamaProjector(std::shared_ptr<const Model> model, mtmd::context_ptr context, const ProjectorParams & params, int n_frames_merged, bool takes_several, uint64_t weights_bytes)
-        : model_(std::move(model)), context_(std::move(context)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged), takes_several_(takes_several), weights_bytes_(weights_bytes) {}
+    LlamaProjector(std::shared_ptr<const Model> model, std::shared_ptr<mtmd_context> context, Load load, const ProjectorParams & params, int n_frames_merged, bool takes_several, uint64_t weights_bytes)
+        : model_(std::move(model)), context_(std::move(context)), load_(std::move(load)), cache_(params.cache_bytes), max_rows_(params.image_max_tokens), n_frames_merged_(n_frames_merged), takes_several_(takes_several), weights_bytes_(weights_bytes) {
+        const mtmd_context * c = context_.get();
+        has_vision_ = mtmd_support_vision(c), has_audio_ = mtmd_support_audio(c), is_mrope_ = mtmd_decode_use_mrope(c), is_non_causal_ = mtmd_decode_use_non_causal(c, nullptr);
+        sample_rate_ = std::max(0, mtmd_get_audio_sample_rate(c));
+    }
 
     pyl_projector_info info() const override {
         const std::scoped_lock lock(mutex_);
-        const mtmd_context * c = context_.get();
         uint64_t compute_bytes = 0;
         for (const auto & [where, bytes] : graph_bytes_) compute_bytes += bytes;
-        return {sizeof(pyl_projector_info), mtmd_support_vision(c), mtmd_support_audio(c), std::max(0, mtmd_get_audio_sample_rate(c)), model_->info().n_embd_inp, mtmd_decode_use_mrope(c), mtmd_decode_use_non_causal(c, nullptr),
+        return {sizeof(pyl_projector_info), has_vision_, has_audio_, sample_rate_, model_->info().n_embd_inp, is_mrope_, is_non_causal_,
                 n_frames_merged_, n_encodes_, n_cache_hits_, cache_.bytes(), encode_s_, n_prepared_, weights_bytes_, compute_bytes};
     }
     const std::shared_ptr<const Model> & model() const override { return model_; }
@@ -135,15 +144,25 @@ public:
     Rows encode(const LlamaPrompt & prompt, size_t index) const;
 
 private:
+    Rows encode_run(const LlamaPrompt & prompt, size_t index) const;
     const mtmd_input_chunk * prepare(const LlamaPrompt & prompt, size_t index, std::vector<Prepared> & kept) const;
+    std::shared_ptr<mtmd_context> context() const {
+        const std::scoped_lock lock(context_mutex_);
+        if (!context_) context_ = load_();
+        return context_;
+    }
 
     std::shared_ptr<const Model> model_;
-    mtmd::context_ptr context_;
+    // Loaded again when it is wanted after memory ran out in it: what it then holds is of no use, and kills the engine.
+    mutable std::shared_ptr<mtmd_context> context_;
+    Load load_;
+    mutable std::mutex context_mutex_;
     mutable std::mutex mutex_;  // the encoder has one output buffer
     mutable RowCache cache_;
     uint32_t max_rows_;  // of a picture; 0 for what the file says
-    int n_frames_merged_;
-    bool takes_several_;  // pictures in one run
+    int n_frames_merged_, sample_rate_;
+    mutable bool takes_several_;  // pictures in one run
+    bool has_vision_, has_audio_, is_mrope_, is_non_causal_;
     uint64_t weights_bytes_;
     // The engine tells nobody what its encoders hold; what they last asked for is it, by kind of chunk and type of buffer.
     mutable std::map<std::pair<int, ggml_backend_buffer_type_t>, uint64_t> graph_bytes_;
@@ -214,7 +233,7 @@ mtmd::input_chunks_ptr LlamaProjector::chunks_of(std::span<const Part> parts, bo
     }
     mtmd::input_chunks_ptr out(mtmd_input_chunks_init());
     const LogCapture log;
-    if (mtmd_tokenize_from_parts(context_.get(), out.get(), pointers.data(), pointers.size(), false) != 0) throw Error(PYL_E_MEDIA, "a picture or sound cannot be prepared: " + log.words("the engine gave no reason"));
+    if (mtmd_tokenize_from_parts(context().get(), out.get(), pointers.data(), pointers.size(), false) != 0) throw Error(PYL_E_MEDIA, "a picture or sound cannot be prepared: " + log.words("the engine gave no reason"));
     return out;
 }
 
@@ -241,8 +260,8 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
     for (size_t i = 0; i < parts.size(); i++) {
         const Part & part = parts[i];
         is_decodable &= !part.is_placeholder();
-        if (part.kind == PYL_PART_IMAGE && !mtmd_support_vision(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not see").at(i);
-        if (part.kind == PYL_PART_AUDIO && !mtmd_support_audio(context_.get())) throw Error(PYL_E_PROJECTOR, "this projector does not hear").at(i);
+        if (part.kind == PYL_PART_IMAGE && !has_vision_) throw Error(PYL_E_PROJECTOR, "this projector does not see").at(i);
+        if (part.kind == PYL_PART_AUDIO && !has_audio_) throw Error(PYL_E_PROJECTOR, "this projector does not hear").at(i);
         // Of one sample alone the engine aborts the process.
         if (part.kind == PYL_PART_AUDIO && part.n < 2) throw Error(PYL_E_MEDIA, "a sound of one sample; its encoder takes 2 or more").at(i).numbers(2, static_cast<int64_t>(part.n));
     }
@@ -257,7 +276,6 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
             throw std::move(error).at(i);
         }
     }
-    const bool is_mrope = mtmd_decode_use_mrope(context_.get());
     std::vector<Segment> segments;
     std::vector<Block> blocks;
     for (size_t k = 0; k < mtmd_input_chunks_size(chunks.get()); k++) {
@@ -279,8 +297,8 @@ std::shared_ptr<Prompt> LlamaProjector::lay_out(std::shared_ptr<const Projector>
             }
             s.n_rows = static_cast<uint32_t>(mtmd_input_chunk_get_n_tokens(chunk));
             s.n_pos = mtmd_input_chunk_get_n_pos(chunk);
-            s.is_non_causal = s.is_whole = mtmd_decode_use_non_causal(context_.get(), chunk);
-            s.places = places_of(chunk, is_mrope);
+            s.is_non_causal = s.is_whole = mtmd_decode_use_non_causal(context().get(), chunk);
+            s.places = places_of(chunk, is_mrope_);
             if (s.n_rows == 0 || s.n_pos < 1) throw Error(PYL_E_MEDIA, "a picture or sound takes no rows").at(s.part);
         }
         segments.push_back(std::move(s));
@@ -334,6 +352,16 @@ const mtmd_input_chunk * LlamaProjector::prepare(const LlamaPrompt & prompt, siz
 
 Rows LlamaProjector::encode(const LlamaPrompt & prompt, size_t index) const {
     const std::scoped_lock lock(mutex_);
+    try {
+        return encode_run(prompt, index);
+    } catch (const Error & error) {
+        if (error.code != PYL_E_OUT_OF_MEMORY || !takes_several_) throw;
+        takes_several_ = false;  // one alone may fit, now and from now on
+        return encode_run(prompt, index);
+    }
+}
+
+Rows LlamaProjector::encode_run(const LlamaPrompt & prompt, size_t index) const {
     if (auto node = prompt.ahead_.extract(index)) return std::move(node.mapped());
     const std::string key = prompt.key_of(index);
     if (auto found = key.empty() ? nullptr : cache_.find(key)) {
@@ -341,13 +369,14 @@ Rows LlamaProjector::encode(const LlamaPrompt & prompt, size_t index) const {
         return found;
     }
     const auto & segments = prompt.segments();
+    const auto encoder = context();
     std::vector<Prepared> kept;
     std::vector<std::pair<size_t, const mtmd_input_chunk *>> run;
     std::vector<std::string> keys;
     if (prompt.prepared_.chunks && prompt.prepared_.part != segments[index].part) prompt.prepared_.chunks.reset();  // not two at once where one is enough
     run.emplace_back(index, prepare(prompt, index, kept));
     keys.push_back(key);
-    const mtmd::batch_ptr batch(mtmd_batch_init(context_.get()));
+    const mtmd::batch_ptr batch(mtmd_batch_init(encoder.get()));
     mtmd_batch_add_chunk(batch.get(), run[0].second);
     for (size_t i = index + 1; takes_several_ && i < segments.size(); i++) {
         if (segments[i].is_text()) continue;
@@ -365,9 +394,18 @@ Rows LlamaProjector::encode(const LlamaPrompt & prompt, size_t index) const {
     }
     const auto start = std::chrono::steady_clock::now();
     const LogCapture log;
-    const BufferScope watch(BufferScope::Mode::real);
+    const BufferScope watch(BufferScope::Mode::covered);
+    const auto need_all = [&] {
+        if (watch.missed_bytes == 0) return;
+        const std::scoped_lock spent(context_mutex_);
+        context_.reset();
+        graph_bytes_.clear();
+        throw Error(PYL_E_OUT_OF_MEMORY, "the encoder's graph takes " + std::to_string(watch.missed_bytes) + " bytes for this picture or sound, which are not to be had").numbers(static_cast<int64_t>(watch.missed_bytes), -1);
+    };
     const bool is_several = run.size() > 1 && mtmd_batch_encode(batch.get()) == 0;
-    const int32_t rc = is_several ? 0 : mtmd_encode_chunk(context_.get(), run[0].second);  // alone too when several were too much
+    need_all();
+    const int32_t rc = is_several ? 0 : mtmd_encode_chunk(encoder.get(), run[0].second);  // alone too when several were too much
+    need_all();
     for (const auto & [type, bytes] : watch.asked) graph_bytes_[{static_cast<int>(mtmd_input_chunk_get_type(run[0].second)), type}] = bytes;
     encode_s_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     n_encodes_++;
@@ -377,7 +415,7 @@ Rows LlamaProjector::encode(const LlamaPrompt & prompt, size_t index) const {
     Rows out;
     for (size_t k = 0; k < (is_several ? run.size() : 1); k++) {
         const Segment & segment = segments[run[k].first];
-        const float * data = is_several ? mtmd_batch_get_output_embd(batch.get(), run[k].second) : mtmd_get_output_embd(context_.get());
+        const float * data = is_several ? mtmd_batch_get_output_embd(batch.get(), run[k].second) : mtmd_get_output_embd(encoder.get());
         auto rows = std::make_shared<const std::vector<float>>(data, data + static_cast<size_t>(segment.n_rows) * static_cast<size_t>(model_->info().n_embd_inp));
         if (!keys[k].empty()) cache_.add(keys[k], rows);
         if (k == 0) out = std::move(rows);
@@ -404,18 +442,29 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
     p.warmup = false;
     if (params.image_min_tokens) p.image_min_tokens = static_cast<int>(params.image_min_tokens);
     if (params.image_max_tokens) p.image_max_tokens = static_cast<int>(params.image_max_tokens);
-    const LogCapture log;
-    const AssertionScope assertions;
+    // Where an encode misses its buffer it goes on without one, up to the first node: there is no other way out of it alive.
+    p.cb_eval = [](ggml_tensor *, bool, void *) -> bool {
+        if (BufferScope::has_missed()) throw std::bad_alloc();
+        return false;
+    };
+    const auto load = [path, p, type = header.type, n_bytes = header.n_bytes, model = raw()] {
+        // The engine reads weights into whatever it got for them.
+        if (const std::unique_ptr<void, void (*)(void *)> room(std::malloc(n_bytes), std::free); !room && n_bytes > 0) {
+            throw Error(PYL_E_OUT_OF_MEMORY, "the projector's weights take " + std::to_string(n_bytes) + " bytes, which are not to be had").numbers(static_cast<int64_t>(n_bytes), -1);
+        }
+        const LogCapture log;
+        const AssertionScope assertions;
+        std::shared_ptr<mtmd_context> out(mtmd_init_from_file(path.c_str(), model, p), mtmd_free);
+        if (out) return out;
+        const std::string words = log.words("the engine gave no reason");
+        throw Error(words.find("mismatch") != std::string::npos ? PYL_E_PROJECTOR : PYL_E_FORMAT, "the engine cannot load the projector " + path + " (type '" + type + "'): " + words);
+    };
     uint64_t weights_bytes = 0;
-    mtmd::context_ptr context;
+    std::shared_ptr<mtmd_context> context;
     {
         const BufferScope watch(BufferScope::Mode::real);
-        context.reset(mtmd_init_from_file(path.c_str(), raw(), p));
+        context = load();
         for (const auto & [type, bytes] : watch.asked) weights_bytes += bytes;
-    }
-    if (!context) {
-        const std::string words = log.words("the engine gave no reason");
-        throw Error(words.find("mismatch") != std::string::npos ? PYL_E_PROJECTOR : PYL_E_FORMAT, "the engine cannot load the projector " + path + " (type '" + header.type + "'): " + words);
     }
     // Whether two frames share rows, and whether two pictures may share a run: asked with placeholders of one size.
     const auto lay_two = [&](bool are_frames) {
@@ -445,7 +494,7 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
         const mtmd::batch_ptr batch(mtmd_batch_init(context.get()));
         takes_several = a && b && mtmd_batch_add_chunk(batch.get(), a) == 0 && mtmd_batch_add_chunk(batch.get(), b) == 0;
     }
-    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), params, merged, takes_several, weights_bytes);
+    return std::make_shared<LlamaProjector>(std::move(self), std::move(context), load, params, merged, takes_several, weights_bytes);
 }
 
 }  // namespace pyl

@@ -854,6 +854,71 @@ static void try_sizes(fill call, uint32_t full, int line) {
     free(whole);
 }
 
+static int holds(pyl_text * text, const char * words) {
+    const int found = strstr(pyl_text_data(text), words) != NULL;
+    if (!found) fprintf(stderr, "    not in: %s\n", pyl_text_data(text));
+    pyl_text_free(text);
+    return found;
+}
+
+/* What is only looked at: nothing is opened, and what opening would refuse is refused. */
+static void test_dry_runs(const pyl_model * model) {
+    pyl_text * text = NULL;
+    pyl_store_params sp;
+    pyl_store_params_init(&sp);
+    IS(0, sp.n_ubatch + sp.n_rs_seq + sp.n_outputs);
+    IS(3, sp.kv_unified + sp.offload_kqv + sp.op_offload);
+    sp.n_ctx = 64, sp.n_batch = 32, sp.n_ubatch = 16;
+    const pyl_live before = live();
+    OK(pyl_dry_run(&text, "stub:n_vocab=300", 16, NULL, &sp));
+    CHECK(holds(text, "\"n_ctx\":64,\"n_ctx_seq\":64,\"n_batch\":32,\"n_ubatch\":16,\"n_seq_max\":8,"));
+    OK(pyl_dry_run(&text, "stub:n_vocab=300", 16, NULL, NULL));
+    CHECK(holds(text, "\"refusal\":null"));
+    sp.kv_unified = 0;
+    OK(pyl_dry_run(&text, "stub:n_vocab=300", 16, NULL, &sp));
+    CHECK(holds(text, "\"refusal\":\"kv_unified"));
+    pyl_store * store = NULL;
+    IS(PYL_E_UNSUPPORTED, pyl_store_open(&store, model, &sp));
+    sp.kv_unified = 1;
+    pyl_text * const untouched = (pyl_text *)&sp;
+    text = untouched;
+    INVALID(pyl_dry_run(NULL, "stub:", 5, NULL, &sp));
+    INVALID(pyl_dry_run(&text, NULL, 5, NULL, &sp));
+    INVALID(pyl_dry_run(&text, "stub:", 0, NULL, &sp));
+    INVALID(pyl_dry_run(&text, "st\0ub", 5, NULL, &sp));
+    IS(PYL_E_FORMAT, pyl_dry_run(&text, "stub:n_vocab=1", 14, NULL, &sp));
+    pyl_model_params mp;
+    pyl_model_params_init(&mp);
+    mp.vocab_only = 1;
+    IS(PYL_E_UNSUPPORTED, pyl_dry_run(&text, "stub:", 5, &mp, &sp));
+    const struct {
+        uint32_t n_ubatch, n_outputs, n_rs_seq;
+    } bad[] = {{7, 0, 0}, {33, 0, 0}, {0, 7, 0}, {0, 33, 0}, {0, 0, 65}, {UINT32_MAX, 0, 0}, {0, UINT32_MAX, 0}, {0, 0, UINT32_MAX}};
+    for (size_t i = 0; i < COUNT(bad); i++) {
+        sp.n_ubatch = bad[i].n_ubatch, sp.n_outputs = bad[i].n_outputs, sp.n_rs_seq = bad[i].n_rs_seq;
+        INVALID(pyl_dry_run(&text, "stub:", 5, NULL, &sp));
+        INVALID(pyl_store_open(&store, model, &sp));
+    }
+    sp.n_ubatch = 16, sp.n_outputs = 9, sp.n_rs_seq = 0;
+    INVALID(pyl_projector_dry_run(NULL, "stub:", 5, NULL, 0, 0));
+    INVALID(pyl_projector_dry_run(&text, NULL, 5, NULL, 0, 0));
+    IS(PYL_E_PROJECTOR, pyl_projector_dry_run(&text, "stub:x", 6, NULL, 0, 0));
+    CHECK(text == untouched && store == NULL);
+    OK(pyl_projector_dry_run(&text, "stub:", 5, NULL, 0, 0));
+    CHECK(holds(text, "\"encoders\":[]"));
+    OK(pyl_store_open(&store, model, &sp));
+    IS(16, pressure_of(store).n_ubatch);
+    INVALID(pyl_store_memory(store, NULL));
+    OK(pyl_store_memory(store, &text));
+    CHECK(holds(text, "\"n_ubatch\":16,\"n_seq_max\":8,\"n_rs_seq\":0,\"n_outputs\":9,"));
+    OK(pyl_store_drain(store));
+    CLOSED(pyl_store_memory(store, &text));
+    OK(pyl_store_free(store));
+    CLOSED(pyl_store_memory(store, &text));
+    const pyl_live after = live();
+    CHECK(memcmp(&before, &after, sizeof before) == 0);
+}
+
 static void test_struct_sizes(const pyl_model * model) {
     the_model = model;
     the_store = open_store(model, 64);
@@ -1460,6 +1525,7 @@ int main(void) {
     test_branches(model);
     test_null_in_store(model);
     test_struct_sizes(model);
+    test_dry_runs(model);
     test_errors(model);
     test_saved(model);
     test_measures(model);

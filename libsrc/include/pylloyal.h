@@ -724,11 +724,12 @@ PYL_API int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model
  *   width, height  the picture's size in pixels as it reaches the encoder, which prepares pictures first; multiples of the patches it
  *                  merges. 0 and 0 for the size the engine itself measures with, which for encoders of dynamic resolution is
  *                  not the largest. Sound is measured with the engine's own length.
+ *   n_frames       pictures encoded together: 1, or up to n_frames_merged of pyl_projector_info for the frames of a clip, which take more.
  *   out            JSON: weights_bytes, compute_bytes (the peak of the encoder's graph; of two encoders the sum, for their buffers are
  *                  there at the same time), encoders [{kind (vision|audio), width, height, compute_bytes}] (of sound: frames and bins),
  *                  rows [{device, weights_bytes, compute_bytes}]. Owned (pyl_text_free).
- * Errors: as pyl_projector_open; PYL_E_INVALID (a size the encoder cannot take). Thread: any. */
-PYL_API int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height);
+ * Errors: as pyl_projector_open; PYL_E_INVALID (a size or number of frames the encoder cannot take). Thread: any. */
+PYL_API int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height, uint32_t n_frames);
 
 /* Gives the handle back; prompts made with it live on. Thread: any. */
 PYL_API int32_t pyl_projector_free(pyl_projector * projector);

@@ -900,11 +900,11 @@ static void test_dry_runs(const pyl_model * model) {
         INVALID(pyl_store_open(&store, model, &sp));
     }
     sp.n_ubatch = 16, sp.n_outputs = 9, sp.n_rs_seq = 0;
-    INVALID(pyl_projector_dry_run(NULL, "stub:", 5, NULL, 0, 0));
-    INVALID(pyl_projector_dry_run(&text, NULL, 5, NULL, 0, 0));
-    IS(PYL_E_PROJECTOR, pyl_projector_dry_run(&text, "stub:x", 6, NULL, 0, 0));
+    INVALID(pyl_projector_dry_run(NULL, "stub:", 5, NULL, 0, 0, 1));
+    INVALID(pyl_projector_dry_run(&text, NULL, 5, NULL, 0, 0, 1));
+    IS(PYL_E_PROJECTOR, pyl_projector_dry_run(&text, "stub:x", 6, NULL, 0, 0, 1));
     CHECK(text == untouched && store == NULL);
-    OK(pyl_projector_dry_run(&text, "stub:", 5, NULL, 0, 0));
+    OK(pyl_projector_dry_run(&text, "stub:", 5, NULL, 0, 0, 1));
     CHECK(holds(text, "\"encoders\":[]"));
     OK(pyl_store_open(&store, model, &sp));
     IS(16, pressure_of(store).n_ubatch);

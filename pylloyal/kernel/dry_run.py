@@ -201,8 +201,8 @@ def dry_run(path: str | os.PathLike[str], *, gpu_layers: int = 0, n_ctx: int | N
     return DryRun(**_shaped(json.loads(take_text_at(library().pyl_dry_run, 0, raw, len(raw), ref(model), ref(store)))))
 
 
-def projector_dry_run(path: str | os.PathLike[str], *, size: tuple[int, int] | None = None, gpu: bool = False, flash_attn: bool | None = None, image_min_tokens: int | None = None,
-                      image_max_tokens: int | None = None) -> ProjectorMemory:
+def projector_dry_run(path: str | os.PathLike[str], *, size: tuple[int, int] | None = None, n_frames: int = 1, gpu: bool = False, flash_attn: bool | None = None,
+                      image_min_tokens: int | None = None, image_max_tokens: int | None = None) -> ProjectorMemory:
     """What a projector would take, without opening it: nothing is allocated, no weights are read, no model is needed.
 
     Parameters
@@ -212,6 +212,8 @@ def projector_dry_run(path: str | os.PathLike[str], *, size: tuple[int, int] | N
     size : (int, int), optional
         Width and height of a picture as it reaches the encoder. By default what the engine measures with, which for encoders of dynamic
         resolution is not the largest they take.
+    n_frames : int
+        Pictures encoded together: 2 for a clip whose frames share rows two by two, which takes more than one.
     gpu, flash_attn, image_min_tokens, image_max_tokens
         As for :class:`~pylloyal.Projector`.
 
@@ -220,12 +222,14 @@ def projector_dry_run(path: str | os.PathLike[str], *, size: tuple[int, int] | N
     KernelIOError, FormatError, ProjectorMismatchError
         The file cannot be read, or is no projector the engine can load.
     InvalidArgumentError
-        A size the encoder cannot take.
+        A size or number of frames the encoder cannot take.
     """
     params = projector_params(n_threads=None, gpu=gpu, flash_attn=flash_attn, image_min_tokens=image_min_tokens, image_max_tokens=image_max_tokens, cache_bytes=0)
     width, height = size or (0, 0)
     if size and not (0 < width < 2**31 and 0 < height < 2**31):
         raise errors.InvalidArgumentError(f"size is {size}; both numbers must be 1 or more")
+    if not 0 < n_frames < 2**31:
+        raise errors.InvalidArgumentError(f"n_frames is {n_frames}; it must be 1 or more")
     raw = path_bytes(path)
-    found = json.loads(take_text_at(library().pyl_projector_dry_run, 0, raw, len(raw), ref(params), width, height))
+    found = json.loads(take_text_at(library().pyl_projector_dry_run, 0, raw, len(raw), ref(params), width, height, n_frames))
     return ProjectorMemory(found["weights_bytes"], found["compute_bytes"], tuple(Encoder(**row) for row in found["encoders"]), tuple(ProjectorRow(**row) for row in found["rows"]))

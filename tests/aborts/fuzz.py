@@ -227,7 +227,7 @@ class Fuzz:
         self.lib.pyl_store_params_init(params)
         params[0].n_ctx, params[0].n_branches, params[0].n_batch, params[0].n_threads = 512, 8, 32, 1
         assert self.call("pyl_dry_run", (capi.pyl_text_p * 1)(), self.path, len(self.path), None, params) == 0
-        assert self.call("pyl_projector_dry_run", (capi.pyl_text_p * 1)(), b"stub:", 5, None, 0, 0) == 0
+        assert self.call("pyl_projector_dry_run", (capi.pyl_text_p * 1)(), b"stub:", 5, None, 0, 0, 1) == 0
         assert self.call("pyl_store_open", store, model[0], params) == 0
         return model[0], store[0]
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny_models
+from PIL import Image
 from tiny_models import SPECS
 
 import pylloyal
@@ -407,6 +409,20 @@ def test_an_encoder_takes_what_its_dry_run_says(paths: Callable[..., Path], sigh
             assert [(row.weights_bytes, row.compute_bytes) for row in dry.rows] == [(dry.weights_bytes, dry.compute_bytes)]
 
 
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("name", ["mmproj-tiny-qwen2vl", "mmproj-tiny-qwen3vl"])
+def test_frames_that_share_rows_are_encoded_together(paths: Callable[..., Path], sighted: Callable[[str], pylloyal.Model], name: str, flash_attn: bool) -> None:
+    frames = [Image.fromarray(np.random.default_rng(i).integers(0, 255, (128, 128, 3), np.uint8)) for i in range(4)]
+    clip = io.BytesIO()
+    frames[0].save(clip, "GIF", save_all=True, append_images=frames[1:], duration=500)
+    with sighted(name).projector(paths(name), flash_attn=flash_attn, n_threads=1) as projector, sighted(name).store(n_ctx=1024, n_threads=1) as store:
+        assert projector.statistics().n_frames_merged == 2
+        store.root().prefill(pylloyal.Prompt(projector, [pylloyal.Video(clip.getvalue(), fps=2.0, stamp_s=0)]))
+        together = projector_dry_run(paths(name), size=(128, 128), n_frames=2, flash_attn=flash_attn)
+        assert projector.statistics().compute_bytes == together.compute_bytes >= projector_dry_run(paths(name), size=(128, 128), flash_attn=flash_attn).compute_bytes
+    assert projector_dry_run(paths(name), n_frames=2).encoders[0].width == projector_dry_run(paths(name)).encoders[0].width
+
+
 def test_flash_attention_is_most_of_an_encoder(paths: Callable[..., Path]) -> None:
     path = paths("mmproj-tiny-qwen2vl")
     with_it, without = projector_dry_run(path, flash_attn=True), projector_dry_run(path, flash_attn=False)
@@ -429,6 +445,9 @@ def test_sizes_an_encoder_cannot_take(paths: Callable[..., Path]) -> None:
                        ("mmproj-tiny-qwen3vl", (-32, 32))):
         with pytest.raises(errors.InvalidArgumentError):
             projector_dry_run(paths(name), size=size)
+    for name, n_frames in (("mmproj-tiny-qwen2vl", 3), ("mmproj-tiny-qwen2vl", 0), ("mmproj-tiny-gemma3", 2)):
+        with pytest.raises(errors.InvalidArgumentError):
+            projector_dry_run(paths(name), n_frames=n_frames)
 
 
 def test_devices_name_their_backend() -> None:

@@ -101,11 +101,11 @@ int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const 
     });
 }
 
-int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height) {
+int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height, uint32_t n_frames) {
     return guarded([&] {
         need(out != nullptr, "out is NULL");
         const std::string file = path_text(path, n_path);
-        *out = new_text(memory_json(engine_for(file).projector_dry_run(file, projector_params_of(params), width, height)));
+        *out = new_text(memory_json(engine_for(file).projector_dry_run(file, projector_params_of(params), {width, height, n_frames})));
     });
 }
 

@@ -115,6 +115,11 @@ struct ProjectorRow {
     uint64_t weights_bytes = 0, compute_bytes = 0;
 };
 
+// Pictures as the encoder gets them; 0 by 0 is the size it measures itself with.
+struct PictureShape {
+    uint32_t width = 0, height = 0, n_frames = 1;
+};
+
 struct ProjectorMemory {
     std::vector<EncoderRow> encoders;
     std::vector<ProjectorRow> rows;
@@ -256,8 +261,7 @@ struct Engine {
     std::string (*schema_to_gbnf)(std::string_view schema);
     // What opening a store would allocate; its params are asked for once the model is known.
     Memory (*dry_run)(const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context);
-    // A picture's size as the encoder gets it, or 0 and 0.
-    ProjectorMemory (*projector_dry_run)(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height);
+    ProjectorMemory (*projector_dry_run)(const std::string & path, const ProjectorParams & params, const PictureShape & picture);
 };
 
 const Engine & stub_engine();

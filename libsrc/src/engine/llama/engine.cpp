@@ -106,10 +106,10 @@ Memory dry_run(const std::string & path, const ModelParams & params, const std::
     return llama_dry_run(path, params, context);
 }
 
-ProjectorMemory projector_dry_run(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height) {
+ProjectorMemory projector_dry_run(const std::string & path, const ProjectorParams & params, const PictureShape & picture) {
     start();
     need_cpu();
-    return llama_projector_dry_run(path, params, width, height);
+    return llama_projector_dry_run(path, params, picture);
 }
 
 }  // namespace

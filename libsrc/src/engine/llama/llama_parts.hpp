@@ -90,7 +90,7 @@ llama_context_params llama_params_of(const LlamaModel & model, const ContextPara
 void need_forkable(const LlamaModel & model, const ContextParams & params, llama_context * context, int32_t flash_attn);
 Memory memory_of(const llama_context * context, int32_t flash_attn, uint64_t output_bytes);
 Memory llama_dry_run(const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context);
-ProjectorMemory llama_projector_dry_run(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height);
+ProjectorMemory llama_projector_dry_run(const std::string & path, const ProjectorParams & params, const PictureShape & picture);
 std::unique_ptr<Context> open_llama_context(const LlamaModel & model, const ContextParams & params);
 std::unique_ptr<EmbedContext> open_llama_embedder(const LlamaModel & model, const EmbedderParams & params);
 // Whether a grammar can be put on a branch with whatever vocabulary, or PYL_E_GRAMMAR.

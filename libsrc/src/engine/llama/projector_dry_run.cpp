@@ -52,14 +52,15 @@ struct BeforeComputing : std::exception {};
 
 // The first encode lays the graph out for its picture; a picture without pixels then throws where they are copied in, and what would
 // get past that throws before the first node is computed.
-void lay_out(clip_ctx * encoder, uint32_t width, uint32_t height) {
-    clip_image_f32 picture;
-    picture.set_size({static_cast<int>(width), static_cast<int>(height)}, true, false);
+void lay_out(clip_ctx * encoder, const PictureShape & shape) {
+    clip_image_f32_batch pictures;
+    pictures.entries.resize(shape.n_frames);
+    for (clip_image_f32 & one : pictures.entries) one.set_size({static_cast<int>(shape.width), static_cast<int>(shape.height)}, true, false);
     std::vector<float> rows;
     const BufferScope graph(BufferScope::Mode::pretend);
     const LogCapture log(true);
     try {
-        clip_image_encode(encoder, 1, &picture, rows);
+        clip_image_batch_encode(encoder, 1, &pictures, rows);
     } catch (const std::exception &) {
         if (!graph.asked.empty()) return;
     }
@@ -74,7 +75,7 @@ uint64_t sum(const ByDevice & bytes) {
 
 }  // namespace
 
-ProjectorMemory llama_projector_dry_run(const std::string & path, const ProjectorParams & params, uint32_t width, uint32_t height) {
+ProjectorMemory llama_projector_dry_run(const std::string & path, const ProjectorParams & params, const PictureShape & picture) {
     check_projector_file(path);
     clip_context_params p{};
     p.use_gpu = params.use_gpu;
@@ -94,6 +95,7 @@ ProjectorMemory llama_projector_dry_run(const std::string & path, const Projecto
     const BufferScope graphs(BufferScope::Mode::pretend);
     const Encoders whole(path, p, true);  // with its graphs: the difference is theirs
     ProjectorMemory out;
+    const bool is_given = picture.width > 0 || picture.height > 0 || picture.n_frames != 1;
     const auto add = [&](const char * kind, clip_ctx * without, clip_ctx * with) {
         if (!with) return;
         const bool is_picture = with == whole.found.ctx_v;
@@ -101,10 +103,15 @@ ProjectorMemory llama_projector_dry_run(const std::string & path, const Projecto
         EncoderRow row{kind, is_picture ? h.warmup_image_size : h.warmup_audio_size, is_picture ? h.warmup_image_size : h.n_mel_bins, 0};
         const ByDevice weights_alone = clip_get_mem_usage(without);
         ByDevice compute = clip_get_mem_usage(with);
-        if (is_picture && (width > 0 || height > 0)) {
-            need_size(without, width, height);
-            row.width = static_cast<int32_t>(width), row.height = static_cast<int32_t>(height);
-            lay_out(without, width, height);
+        if (is_picture && is_given) {
+            const auto own = static_cast<uint32_t>(h.warmup_image_size);
+            const PictureShape shape = picture.width > 0 || picture.height > 0 ? picture : PictureShape{own, own, picture.n_frames};
+            need_size(without, shape.width, shape.height);
+            if (const auto most = static_cast<uint32_t>(std::max(1, clip_model_n_temporal_merge(without))); shape.n_frames < 1 || shape.n_frames > most) {
+                throw Error(PYL_E_INVALID, "n_frames must be in 1.." + std::to_string(most)).numbers(shape.n_frames, most);
+            }
+            row.width = static_cast<int32_t>(shape.width), row.height = static_cast<int32_t>(shape.height);
+            lay_out(without, shape);
             compute = clip_get_mem_usage(without);
         }
         for (const auto & [device, bytes] : weights_alone) compute[device] -= bytes;
@@ -112,7 +119,7 @@ ProjectorMemory llama_projector_dry_run(const std::string & path, const Projecto
         for (const auto & [device, bytes] : compute) rows[device].compute_bytes += bytes;
         out.encoders.push_back(row);
     };
-    if ((width > 0 || height > 0) && !whole.found.ctx_v) throw Error(PYL_E_INVALID, "this projector does not see, and no picture of any size can be measured");
+    if (is_given && !whole.found.ctx_v) throw Error(PYL_E_INVALID, "this projector does not see, and no picture of any size can be measured");
     add("vision", bare.found.ctx_v, whole.found.ctx_v);
     add("audio", bare.found.ctx_a, whole.found.ctx_a);
     for (auto & [device, row] : rows) {

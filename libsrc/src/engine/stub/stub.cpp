@@ -408,7 +408,7 @@ const Engine & stub_engine() {
             if (!c.kv_unified) out.refusal = kv_unified_words;
             return out;
         },
-        [](const std::string & path, const ProjectorParams &, uint32_t, uint32_t) {
+        [](const std::string & path, const ProjectorParams &, const PictureShape &) {
             if (path != "stub:") throw Error(PYL_E_PROJECTOR, "the stub engine has the projector \"stub:\" and no other");
             return ProjectorMemory{};
         },

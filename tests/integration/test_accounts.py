@@ -190,19 +190,20 @@ def _growth(small: Path, path: Path, **options: Any) -> tuple[int, int]:
     return int(grown), int(told)
 
 
-def _sparse(path: Path, n_ff: int) -> Path:
+def _sparse(path: Path, name: str, n_ff: int) -> Path:
     """A model file with the header of a large model and a hole where its weights would be."""
-    spec = SPECS["tiny-llama"]
+    spec = SPECS[name]
     writer = gguf.GGUFWriter(path, spec.arch)
-    writer.add_block_count(spec.n_layer)
-    for key, value in {**spec.keys, "feed_forward_length": n_ff}.items():
-        tiny_models._add(writer, f"{spec.arch}.{key}", value)
-    tiny_models.vocabulary(spec.vocab, spec.n_vocab).write(writer)  # type: ignore[arg-type]
+    if spec.vocab != "none":
+        writer.add_block_count(spec.n_layer)
+        tiny_models.vocabulary(spec.vocab, spec.n_vocab).write(writer)
+    for key, value in spec.keys.items():
+        tiny_models._add(writer, f"{spec.arch}.{key}", n_ff if key.endswith("feed_forward_length") else value)
     total = 0
-    for name, shape in spec.shapes():
-        wide = [n_ff if n == 128 and "ffn" in name else n for n in shape]
+    for tensor, shape in spec.shapes():
+        wide = [n_ff if n == 128 and "ffn" in tensor else n for n in shape]
         n_bytes = 4 * int(np.prod(wide))
-        writer.add_tensor_info(name, wide[::-1], np.dtype(np.float32), n_bytes)
+        writer.add_tensor_info(tensor, wide[::-1], np.dtype(np.float32), n_bytes)
         total += -(-n_bytes // 32) * 32
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -213,7 +214,7 @@ def _sparse(path: Path, n_ff: int) -> Path:
 
 
 def test_weights_are_not_read(paths: Callable[..., Path], tmp_path: Path) -> None:
-    path = _sparse(tmp_path / "large.gguf", 2**21)
+    path = _sparse(tmp_path / "large.gguf", "tiny-llama", 2**21)
     grown, told = _growth(paths("tiny-llama"), path, n_ctx=256)
     assert told > 3 << 30
     assert grown < 64 << 20
@@ -438,6 +439,21 @@ def test_a_projector_takes_no_memory_to_look_at(paths: Callable[..., Path]) -> N
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     grown, told = map(int, done.stdout.split())
     assert told > 16 << 30 and grown < 256 << 20
+
+
+def test_a_projector_whose_weights_do_not_fit(paths: Callable[..., Path], tmp_path: Path) -> None:
+    """The engine asserts that it got room for them; the dry run needs none, and opening is refused."""
+    path = _sparse(tmp_path / "large.gguf", "mmproj-tiny-qwen2vl", 2**21)
+    code = ("import resource\nimport pylloyal\nfrom pylloyal.kernel.dry_run import projector_dry_run\n"
+            f"with pylloyal.Model({str(paths('tiny-qwen2vl'))!r}) as model:\n"
+            "    with open('/proc/self/statm') as file:\n"
+            "        limit = int(file.read().split()[0]) * resource.getpagesize() + 2**29\n"
+            "    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
+            f"    print(projector_dry_run({str(path)!r}).weights_bytes)\n"
+            f"    try:\n        model.projector({str(path)!r})\n    except pylloyal.errors.InsufficientMemoryError as error:\n        print(error.need)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    weights, need = map(int, done.stdout.split())
+    assert weights >= need > 2 << 30 and weights - need < 4096  # less by the padding between tensors
 
 
 def test_sizes_an_encoder_cannot_take(paths: Callable[..., Path]) -> None:

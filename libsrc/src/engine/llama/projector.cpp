@@ -449,7 +449,10 @@ std::shared_ptr<Projector> LlamaModel::open_projector(std::shared_ptr<const Mode
     };
     const auto load = [path, p, type = header.type, n_bytes = header.n_bytes, model = raw()] {
         // The engine reads weights into whatever it got for them.
-        if (const std::unique_ptr<void, void (*)(void *)> room(std::malloc(n_bytes), std::free); !room && n_bytes > 0) {
+        void * volatile room = std::malloc(n_bytes);  // volatile: a compiler may take a pair of malloc and free for one that succeeds
+        const bool has_room = room != nullptr || n_bytes == 0;
+        std::free(room);
+        if (!has_room) {
             throw Error(PYL_E_OUT_OF_MEMORY, "the projector's weights take " + std::to_string(n_bytes) + " bytes, which are not to be had").numbers(static_cast<int64_t>(n_bytes), -1);
         }
         const LogCapture log;

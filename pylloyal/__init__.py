@@ -10,6 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from .capacity.admission import Admission as Admission
+    from .capacity.admission import Cells as Cells
+    from .capacity.admission import Reservation as Reservation
+    from .capacity.budget import Policy as Policy
+    from .capacity.devices import FixedPool as FixedPool
+    from .capacity.devices import Pool as Pool
+    from .capacity.devices import SystemMemory as SystemMemory
+    from .capacity.plan import Plan as Plan
+    from .capacity.plan import plan as plan
     from .errors import PylloyalError as PylloyalError
     from .kernel.branch import Branch as Branch
     from .kernel.chat import ChatMessage as ChatMessage
@@ -54,6 +63,9 @@ if TYPE_CHECKING:
     from .kernel.vocab import TextStream as TextStream
     from .kernel.vocab import TokenFlags as TokenFlags
     from .kernel.vocab import Vocab as Vocab
+    from .opening import PlanMismatchWarning as PlanMismatchWarning
+    from .opening import PlannedStore as PlannedStore
+    from .opening import open as open
     from .sources.audio import Audio as Audio
     from .sources.audio import AudioReport as AudioReport
     from .sources.embeddings import Embeddings as Embeddings
@@ -66,6 +78,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "PylloyalError": "errors",
+    "Admission": "capacity.admission", "Cells": "capacity.admission", "Reservation": "capacity.admission",
+    "Plan": "capacity.plan", "plan": "capacity.plan", "Policy": "capacity.budget", "FixedPool": "capacity.devices", "Pool": "capacity.devices", "SystemMemory": "capacity.devices",
+    "PlanMismatchWarning": "opening", "PlannedStore": "opening", "open": "opening",
     "Branch": "kernel.branch",
     "ChatMessage": "kernel.chat", "ChatPrompt": "kernel.chat", "Continuation": "kernel.chat",
     "Embedder": "kernel.embedder", "EmbedderStatistics": "kernel.embedder",
@@ -80,7 +95,8 @@ _HOME = {
     "LogLevel": "kernel.system", "describe_saved": "kernel.system", "drain_logs": "kernel.system", "live_objects": "kernel.system", "set_log_level": "kernel.system", "system_info": "kernel.system",
     "TextStream": "kernel.vocab", "TokenFlags": "kernel.vocab", "Vocab": "kernel.vocab",
 }
-__all__ = [*_HOME, "__version__", "errors", "get_include", "get_library"]  # noqa: PLE0604 (strings all)
+# Without open, which a star would put over Python's own.
+__all__ = [*(name for name in _HOME if name != "open"), "__version__", "errors", "get_include", "get_library"]  # noqa: PLE0604 (strings all)
 
 
 def __getattr__(name: str) -> Any:
@@ -96,7 +112,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "open"])
 
 
 def _version() -> str:
@@ -107,8 +123,7 @@ def _version() -> str:
     except PackageNotFoundError:  # run from a clone
         import tomllib
 
-        with open(Path(__file__).resolve().parents[1] / "pyproject.toml", "rb") as file:
-            return str(tomllib.load(file)["project"]["version"])
+        return str(tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
 
 
 def get_include() -> str:

@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from .. import errors
 from .interrupts import Interrupts
@@ -20,6 +21,7 @@ COMMANDS = {
     "demo": "one picture and one clip, encoded once and questioned by many forks",
     "info": "what the native library is, and the devices it can use",
     "media": "pictures and clips as a model would be shown them",
+    "plan": "what fits this machine, and why, from a model's header alone",
 }
 
 
@@ -53,7 +55,8 @@ def _run(words: Sequence[str], interrupts: Interrupts) -> int:
     names.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
     name = names.parse_args(words[:1]).command
     command = importlib.import_module(f".{name}", __package__)
-    parser = argparse.ArgumentParser(prog=f"pylloyal {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = _Parser(prog=f"pylloyal {name}", description=command.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.usage_status = getattr(command, "USAGE_STATUS", 2)
     command.add_arguments(parser)
     args = parser.parse_intermixed_args(words[1:])
     try:
@@ -62,6 +65,16 @@ def _run(words: Sequence[str], interrupts: Interrupts) -> int:
         parser.error(str(error))
     sys.stdout.flush()
     return status
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of one command; a status of 2 may mean something else to it than wrong arguments."""
+
+    usage_status = 2
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(self.usage_status, f"{self.prog}: error: {message}\n")
 
 
 def _complete_streams() -> None:

@@ -170,7 +170,9 @@ def write_vocabulary(path: Path) -> None:
 OPENERS = {
     "gguf.GGUFReader (control)": "from gguf import GGUFReader as opened",
     "Header and geometry": "from pylloyal.capacity.header import Header\nfrom pylloyal.capacity.geometry import geometry\ndef opened(path): return geometry(Header(path))",
+    "plan, all of it": "import pylloyal\ndef opened(path): return pylloyal.plan(path, memory='24GiB').to_json()",
 }
+DRY_RUN = {"the engine's dry run": "from pylloyal.kernel.dry_run import dry_run\nfrom pylloyal._ffi.load import library\nlibrary()\ndef opened(path): return dry_run(path)"}
 # Memory is the process's own peak, mapped pages included, so each way has a process to itself.
 OPENED = """
 import sys, time
@@ -194,7 +196,7 @@ def headers_against_gguf(path: Path) -> Iterator[Row]:
         for what, file in ((path.stem[:20], path), (f"{N_WORDS:,} words", synthetic)):
             best: dict[str, list[float]] = {}
             for _ in range(3):
-                for name, import_ in OPENERS.items():
+                for name, import_ in (OPENERS | DRY_RUN if file is path else OPENERS).items():  # the synthetic one has no tensors to lay out
                     out = subprocess.run([sys.executable, "-c", OPENED.format(import_=import_), str(file)], capture_output=True, text=True, check=True).stdout
                     seen = [float(word) for word in out.split()]
                     best[name] = [min(pair) for pair in zip(seen, best.get(name, seen), strict=True)]

@@ -61,13 +61,14 @@ def main(argv: list[str] | None = None) -> int:
                 sys.exit(f"check_wheel: the wheel lacks {what}; it holds {names}")
         run(sys.executable, "-m", "venv", f"{scratch}/env")
         python = str(Path(scratch) / "env" / ("Scripts" if os.name == "nt" else "bin") / "python")
-        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(locked(Path(scratch), "numpy")))
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(locked(Path(scratch), "numpy", "psutil")))
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", str(wheel))
         used = json.loads(run(python, "-W", "error", "-c", USE, cwd=scratch).splitlines()[-1])
         info = json.loads(run(str(Path(python).with_name("pylloyal")), "info", "--json", cwd=scratch))
         if not used["library"].startswith(str(Path(scratch).resolve())) or info["engine"]["cpu"] != "portable" or not (Path(used["include"]) / "pylloyal.h").exists():
             sys.exit(f"check_wheel: the installed package is not self-contained: {used} {info}")
         check_demo(python, Path(scratch))
+        check_plan(python, Path(scratch))
         # An editable install finds what CMake put elsewhere, although the clone has folders of the same names.
         clone = Path(scratch) / "clone"
         run("git", "clone", "--quiet", str(ROOT), str(clone))
@@ -99,6 +100,22 @@ def check_demo(python: str, folder: Path) -> None:
     told = json.loads(run(*command, cwd=str(folder)))
     if told["encoder_runs"] != 1 or len(told["answers"]) != 6 or any(answer["text"] != answer["expected"] for answer in told["answers"]):
         sys.exit(f"check_wheel: the demo of the installed package is wrong: {told}")
+
+
+def check_plan(python: str, folder: Path) -> None:
+    """A plan of the model that comes with the wheel, made without the library, opens with it."""
+    code = """
+import importlib.resources, json, pylloyal
+from pylloyal._ffi import load
+model = importlib.resources.files("pylloyal") / "models" / "tinyvlm-f16.gguf"
+made = pylloyal.plan(model, memory="1GiB")
+assert load._library is None and made.verdict == "fits"
+with pylloyal.open(model, context=1024, memory="1GiB") as store:
+    print(json.dumps([store.plan.totals["kv_bytes"], store.actual.kv_bytes, len(store.differences)]))
+"""
+    planned, actual, differences = json.loads(run(python, "-W", "error", "-c", code, cwd=str(folder)).splitlines()[-1])
+    if planned != actual or differences:
+        sys.exit(f"check_wheel: the plan of the installed package is wrong: {planned}, {actual}")
 
 
 def locked(folder: Path, *packages: str) -> Path:

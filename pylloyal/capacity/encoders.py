@@ -21,3 +21,8 @@ def encoder_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor], eye:
     encoder = Encoder(header, tensors, eye, size, n_frames if eye.kind in MERGING else 1, flash)
     encoder.g.expand(build(encoder))
     return encoder.g.buffer_bytes()
+
+
+def is_even(header: Mapping[str, Any], eye: Eye) -> bool:
+    """With flash attention, every tensor of the graph grows as the picture does: then the buffer does too."""
+    return eye.kind != "resampler" and not header.get("clip.vision.n_wa_pattern")

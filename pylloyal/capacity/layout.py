@@ -269,22 +269,26 @@ def rows_of(eye: Eye, size: Size) -> int:
     return x * y // (m * m) + 2 * eye.has_ends
 
 
-def largest(eye: Eye) -> tuple[Size, ...]:
-    """Pictures as they reach the encoder of which one makes it work hardest, if no picture is more oblong than 64 to 1.
-
-    Slightly smaller ones are among them: the engine's allocator finds a better fit for some sizes than for those beside them.
-    """
+def most_merged(eye: Eye) -> int:
+    """Groups of merged patches in the largest picture that reaches the encoder, if none is more oblong than 64 to 1; 0 for squares of one size."""
     kind, a = eye.kind, eye.align
     if KINDS[kind].is_fixed or kind in ("internvl", "llama4", "idefics3"):
-        return ((eye.image_size, eye.image_size),)
+        return 0
     oblong = math.sqrt(_OBLONG) + 1 / math.sqrt(_OBLONG)
     if kind in ("resampler", "minicpmv4_6"):
         side = eye.image_size / a
-        n = math.floor(side * side + side / 2 * oblong + 0.25)  # both sides are rounded, to the nearest
-    elif kind == "lightonocr" and not eye.max_pixels:
-        n = (eye.longest_edge // a + 1) ** 2  # also where it divides: single precision can bring one pixel more
-    else:
-        least = -(-eye.min_pixels // (a * a))
-        n = max((eye.max_pixels + (eye.max_pixels >> 20)) // (a * a), math.floor(least + oblong * math.sqrt(least) + 1))  # what is enlarged is rounded up
+        return math.floor(side * side + side / 2 * oblong + 0.25)  # both sides are rounded, to the nearest
+    if kind == "lightonocr" and not eye.max_pixels:
+        return (eye.longest_edge // a + 1) ** 2  # also where it divides: single precision can bring one pixel more
+    least, most = -(-eye.min_pixels // (a * a)), (eye.max_pixels + (eye.max_pixels >> 20)) // (a * a)
+    # What is enlarged is rounded up. What is made smaller keeps one line, though none would be left.
+    return max(most, math.floor(least + oblong * math.sqrt(least) + 1), math.floor(math.sqrt(_OBLONG * (most + 1))))
+
+
+def largest(eye: Eye) -> tuple[Size, ...]:
+    """Pictures as they reach the encoder of which one makes it work hardest: in one line, as high as can be, and the tile."""
+    n, a = most_merged(eye), eye.align
+    if not n:
+        return ((eye.image_size, eye.image_size),)
     across = max(1, n // max(1, math.isqrt(n * _OBLONG)))
-    return (*((max(1, n - less) * a, a) for less in (0, 1, 3)), (across * a, n // across * a), *(((_TILE, _TILE),) if kind == "lfm2" else ()))
+    return ((n * a, a), (across * a, n // across * a), *(((_TILE, _TILE),) if eye.kind == "lfm2" else ()))

@@ -6,17 +6,18 @@ what the model's vocabulary makes of them.
 """
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..errors import InvalidArgumentError
-from .encoders import encoder_bytes
+from .encoders import encoder_bytes, is_even
 from .eye import KINDS, MERGING, MOST_SIDE, Eye, Size, eye_of, kind_of
 from .header import Header
-from .layout import largest, layout, rows_of
+from .layout import largest, layout, most_merged, rows_of
 from .loaded import loaded_bytes
 
 _MOST_PIXELS: Final = 1 << 30
@@ -228,10 +229,27 @@ def projector_memory(header: Header, sizes: Sequence[Size] = (), *, flash_attn: 
     eye = eye_of(header, image_min_tokens, image_max_tokens)
     for size in sizes:
         _check_size(*size)
-    made = {size for asked in sizes for size in layout(eye, *asked).pictures} or set(largest(eye))
     tensors = {tensor.name: tensor for tensor in header.tensors}
-    peaks = [encoder_bytes(header, tensors, eye, size, flash_attn, n) for size in made for n in ((1, 2) if clips and seen in MERGING else (1,))]
-    return ProjectorMemory(seen, weights, known, None if None in peaks else max(peak for peak in peaks if peak is not None))
+
+    def peak(size: Size) -> int | None:
+        found = [encoder_bytes(header, tensors, eye, size, flash_attn, n) for n in ((1, 2) if clips and seen in MERGING else (1,))]
+        return None if None in found else max(n for n in found if n is not None)
+
+    pictures = {size for asked in sizes for size in layout(eye, *asked).pictures}
+    peaks = [peak(size) for size in sorted(pictures or largest(eye))]
+    if not pictures and None not in peaks and not (flash_attn and is_even(header, eye)):
+        peaks += _smaller(eye, peak)
+    return ProjectorMemory(seen, weights, known, None if None in peaks else max(n for n in peaks if n is not None))
+
+
+def _smaller(eye: Eye, peak: Callable[[Size], int | None]) -> list[int]:
+    """Bounds for smaller pictures, where those can take more: the allocator fits some sizes worse than larger ones.
+
+    Between two that are tried a buffer follows one of them, and grows with the square of the picture at most.
+    """
+    n = most_merged(eye)
+    tried = sorted({max(1, n - 1), max(1, n - 3), *(-(-n * part // 100) for part in (98, 96, 93, 90, 87, 84, 80, 76, 72, 68, 64, 60, 55, 50))} - {0, n}, reverse=True) if n else []
+    return [(peak((here * eye.align, eye.align)) or 0) * above * above // (here * here) + 1 for above, here in itertools.pairwise([n, *tried])]
 
 
 def media_demand(header: Header, images: Sequence[str], clips: Sequence[str], *, cache_bytes: int = 0, flash_attn: bool = True, max_frames: int | None = MAX_FRAMES, image_min_tokens: int = 0,

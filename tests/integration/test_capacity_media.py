@@ -122,6 +122,30 @@ def test_bounds_that_are_asked_for(name: str, least: int, most: int, tmp_path: P
             assert (projector_memory(header, [size], image_min_tokens=least, image_max_tokens=most).encoder_bytes or 0) <= peak, size
 
 
+@pytest.mark.parametrize("name", sorted(name for name, made in PROJECTORS.items() if made.kind in GRAPHS))
+def test_no_picture_of_ordinary_shape_exceeds_the_bound(name: str, tmp_path: Path) -> None:
+    """Limits, shapes and sizes at random; the graphs are the engine's (above), so the engine need not be asked again."""
+    header = Header(write(tmp_path / "mmproj.gguf", PROJECTORS[name]))
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    dice = random.Random(name)
+    n_tried = 0
+    for most in (0, dice.randint(4, 300), dice.randint(100, 5000)):
+        limits = {"image_max_tokens": most, "image_min_tokens": dice.choice((0, 1, dice.randint(1, most))) if most else 0}
+        try:
+            eye = eye_of(header, **limits)
+        except errors.MetadataError:  # more than the file's own limit
+            continue
+        for flash in (True, False):
+            bound = projector_memory(header, flash_attn=flash, clips=False, **limits).encoder_bytes
+            assert bound is not None
+            for _ in range(2):
+                side, oblong = dice.choice((200, 1000, 6000)), 60 ** dice.uniform(-1, 1)
+                for size in layout(eye, max(1, round(side * oblong**0.5)), max(1, round(side / oblong**0.5))).pictures[:2]:
+                    n_tried += 1
+                    assert (encoder_bytes(header, tensors, eye, size, flash) or 0) <= bound, (limits, size, flash)
+    assert n_tried >= 4
+
+
 # ------------------------------------------------------------------------------------------------------------- tiny models
 
 

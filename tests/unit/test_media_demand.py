@@ -126,7 +126,7 @@ def test_a_clip_is_its_blocks(tiny: Header) -> None:
     assert one == 4 * 3 + 2
     assert clip_cells(tiny, 30, 2, 64, 48) == one * n_blocks(30, 2, 2) == one * (1 + 5 * 6 - 1 + 1)
     assert clip_cells(tiny, 30, 2, None, None) >= clip_cells(tiny, 30, 2, 4000, 4000)
-    assert clip_cells(tiny, 30, 2, None, None, image_min_tokens=1, image_max_tokens=16) == 18 * n_blocks(30, 2, 2)
+    assert clip_cells(tiny, 30, 2, None, None, image_min_tokens=1, image_max_tokens=100) == 102 * n_blocks(30, 2, 2)
 
 
 # ------------------------------------------------------------------------------------------------------------------ headers

@@ -101,7 +101,7 @@ std::string cells(std::istringstream & in) {
 }
 
 // Metadata alone makes every optional tensor there could be, so that some graphs would be those of no file: what files of these
-// leave out is taken away, and with "fused" Q, K and V, and gates and ups of experts, become one tensor, as in many files.
+// leave out is taken away, and with "fused" Q, K and V become one tensor, as in many files.
 class Tensors {
 public:
     void settle(llama_model & model, bool fused) {
@@ -111,10 +111,6 @@ public:
             if (layer.wq && layer.wk && layer.wv && !layer.wqkv && layer.wq->ne[0] == layer.wk->ne[0] && layer.wq->ne[0] == layer.wv->ne[0]) {
                 layer.wqkv = like(*layer.wq, layer.wq->ne[1] + layer.wk->ne[1] + layer.wv->ne[1]);
                 layer.wq = layer.wk = layer.wv = nullptr;
-            }
-            if (layer.ffn_gate_exps && layer.ffn_up_exps && !layer.ffn_gate_up_exps && !layer.ffn_gate_exps_b && !layer.ffn_gate_exps_s) {
-                layer.ffn_gate_up_exps = like(*layer.ffn_gate_exps, 2 * layer.ffn_gate_exps->ne[1]);
-                layer.ffn_gate_exps = layer.ffn_up_exps = nullptr;
             }
         }
     }

@@ -19,13 +19,11 @@ class Blocks:
     flash : bool
     is_fused : bool
         The file has Q, K and V in one tensor.
-    has_joint_experts : bool
-        And gates and ups of experts.
     """
 
-    def __init__(self, n_tokens: int, flash: bool, is_fused: bool, has_joint_experts: bool) -> None:
+    def __init__(self, n_tokens: int, flash: bool, is_fused: bool) -> None:
         self.graph, self.cache = Graph(), Node(0, object())
-        self.n_tokens, self.flash, self.is_fused, self.has_joint_experts = n_tokens, flash, is_fused, has_joint_experts
+        self.n_tokens, self.flash, self.is_fused = n_tokens, flash, is_fused
 
     # ---------------------------------------------------------------------------------------------------------- single operations
 
@@ -121,15 +119,9 @@ class Blocks:
             weights = self.reshape(self.same(flat, total), 1, n_used, t)
         self.expand(weights)
         cur = self.reshape(x, n_embd, 1, t)
-        if self.has_joint_experts:
-            both = self.op((2 * n_ff, n_used, t), cur, ids)
-            gate, up = self.view(both, n_ff, n_used, t), self.view(both, n_ff, n_used, t)
-            inner = self.op((n_ff, n_used, t), gate, up)
-        else:
-            up, gate = self.op((n_ff, n_used, t), cur, ids), self.op((n_ff, n_used, t), cur, ids)
-            inner = self.op((n_ff, n_used, t), gate, up)
-        experts = self.op((n_embd, n_used, t), inner, ids)
-        experts = self.expand(self.same(experts, weights))
+        up, gate = self.op((n_ff, n_used, t), cur, ids), self.op((n_ff, n_used, t), cur, ids)
+        inner = self.op((n_ff, n_used, t), gate, up)
+        experts = self.expand(self.same(self.op((n_embd, n_used, t), inner, ids), weights))
         each = [self.expand(self.view(experts, n_embd, t)) for _ in range(n_used)]
         out = each[0]
         for one in each[1:]:

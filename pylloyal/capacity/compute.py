@@ -49,16 +49,15 @@ def compute_bound(geometry: Geometry, metadata: Mapping[str, Any], made: Context
         return max(Terms(geometry, metadata, made, settings, n).total() for n in sequences)
     if not settings.unified:
         sequences = {settings.n_branches}  # the graph of one sequence has its cells alone, and no more scores
-    return max(_Followed(geometry, metadata, made, settings, layout, n, *form).size() for n in sequences for form in _forms(metadata, layout))
+    return max(_Followed(geometry, metadata, made, settings, layout, n, is_fused).size() for n in sequences for is_fused in _forms(metadata, layout))
 
 
-def _forms(metadata: Mapping[str, Any], layout: Layout) -> list[tuple[bool, bool]]:
-    """Whether Q, K and V, and whether gates and ups of experts are one tensor: what the file's tensors say, else all that can be."""
-    names = {tensor.name for tensor in getattr(metadata, "tensors", ())}
-    has_experts = bool(layout.experts) and bool(metadata.get(f"{metadata['general.architecture']}.expert_count"))
-    fused = [True] if layout.is_fused else [any(".attn_qkv." in name for name in names)] if names else [False, True]
-    joint = [False] if not has_experts else [any(".ffn_gate_up_exps." in name for name in names)] if names else [False, True]
-    return [(one, other) for one in fused for other in joint]
+def _forms(metadata: Mapping[str, Any], layout: Layout) -> list[bool]:
+    """Whether Q, K and V are one tensor: what the file's tensors say, else both."""
+    names = [tensor.name for tensor in getattr(metadata, "tensors", ())]
+    if layout.is_fused:
+        return [True]
+    return [any(".attn_qkv." in name for name in names)] if names else [False, True]
 
 
 def is_followed(geometry: Geometry, metadata: Mapping[str, Any]) -> bool:
@@ -71,13 +70,13 @@ def is_followed(geometry: Geometry, metadata: Mapping[str, Any]) -> bool:
 class _Followed(Blocks):
     """The graph of a plain architecture."""
 
-    def __init__(self, geometry: Geometry, metadata: Mapping[str, Any], made: Context, settings: Settings, layout: Layout, n_seqs: int, is_fused: bool, has_joint_experts: bool) -> None:
+    def __init__(self, geometry: Geometry, metadata: Mapping[str, Any], made: Context, settings: Settings, layout: Layout, n_seqs: int, is_fused: bool) -> None:
         rules = ARCHITECTURES[geometry.architecture]
         self.h = h = Hyperparameters(geometry.architecture, rules, metadata)
         self.geometry, self.settings, self.layout = geometry, settings, layout
         n_tokens = min(made.n_ctx, made.n_ubatch)
         self.n_outputs = min(n_tokens, made.n_batch if geometry.has_encoder else settings.n_outputs or settings.n_branches)
-        super().__init__(-(-n_tokens // n_seqs) * n_seqs, settings.uses_flash(geometry), is_fused, has_joint_experts)
+        super().__init__(-(-n_tokens // n_seqs) * n_seqs, settings.uses_flash(geometry), is_fused)
         self.n_streams = 1 if settings.unified else n_seqs
         self.has_window = h.n_swa > 0
         self.n_kv = {False: made.n_ctx_seq, True: window_cells(geometry, made, settings, False) if self.has_window else 0}
@@ -166,7 +165,7 @@ class _Followed(Blocks):
         elif layout.rotates is True or (layout.rotates == "windows" and (has_window or not self.has_window)) or (layout.rotates == "three of four" and (i + 1) % 4):
             positions = self._input("positions", t * layout.n_positions, kind="i32")
             q, k = self.same(q, positions), self.same(k, positions)
-        rotation_k, rotation_v = self._rotations(head_k, head_v, has_window)
+        rotation_k, rotation_v = self._rotations(head_k, has_window)
         if rotation_k is not None:
             q, k = self.hadamard(q, rotation_k), self.hadamard(k, rotation_k)
         if rotation_v is not None:
@@ -184,17 +183,17 @@ class _Followed(Blocks):
             cur = self.hadamard(cur, rotation_v)
         return self.mm(cur, h.n_embd)
 
-    def _rotations(self, head_k: int, head_v: int, has_window: bool) -> tuple[Node | None, Node | None]:
+    def _rotations(self, head_k: int, has_window: bool) -> tuple[Node | None, Node | None]:
         """Quantised cells are rotated, heads of one size that 64 divides."""
-        h, out = self.h, [None, None]
+        h, of_k, of_v = self.h, None, None
         if _ROWS[self.settings.type_k][0] > 1 and h.head_k % 64 == 0:
             size = 64
             while head_k % (2 * size) == 0:
                 size *= 2
-            out[0] = self._input(f"rotation of K {has_window}", size, size)  # type: ignore[call-overload]
+            of_k = self._input(f"rotation of K {has_window}", size, size)
         if _ROWS[self.settings.type_v][0] > 1 and h.head_v % 64 == 0:
-            out[1] = self._input(f"rotation of V {has_window}", 64, 64)  # type: ignore[call-overload]
-        return out[0], out[1]
+            of_v = self._input(f"rotation of V {has_window}", 64, 64)
+        return of_k, of_v
 
     def _store(self, k: Node, v: Node, k_row: int, v_row: int, has_window: bool) -> None:
         t = self.n_tokens

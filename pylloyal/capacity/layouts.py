@@ -120,7 +120,6 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("qwen3vlmoe", Layout(qk_norm="rms", experts="all", n_positions=4, is_deep=True)),
     **_rows("qwen2moe", Layout(experts="all", normed=False, shared="gated")),
     **_rows("deepseek", Layout(experts="lead", normed=False, shared="after")),
-    **_rows("deepseek2-ocr", Layout(experts="lead", shared="after", biased=True)),
     **_rows("dots1 exaone-moe", Layout(experts="lead", shared="after", biased=True, qk_norm="rms")),
     **_rows("ernie4_5-moe", Layout(experts="lead", shared="after", biased=True)),
     **_rows("glm4moe", Layout(qk_norm="rms", experts="lead", shared="after", biased=True, n_positions=4)),

@@ -13,10 +13,11 @@ from typing import Any, Final
 from .architectures import ARCHITECTURES
 from .geometry import Geometry
 from .hyperparameters import Hyperparameters
-from .settings import Context, Settings
+from .settings import Context, Settings, window_cells
 
-# Families, by what their layers do. A stage that counts what is freed on the way needs no more than 1.
-_MORE: Final[dict[str, tuple[int, int]]] = {"deepseek4": (13, 10), "t5": (3, 2)}
+# Tenths of the sum that are said. Stages count everything in them once; what the allocator loses is less than one tenth more.
+_USUAL: Final = 11
+_TENTHS: Final = {"wavtokenizer-dec": 8, "t5": 13, "t5encoder": 12, "step35": 12, "qwen3tts": 12, "minimax-01": 12, "deepseek4": 14}
 # Experts as wide as the feed-forward part, whatever expert_feed_forward_length says.
 _WIDE_EXPERTS: Final = frozenset((
     "llama", "llama-embed", "mistral3", "minicpm", "granite", "granitemoe", "granite_swa", "granitehybrid", "arctic", "dbrx", "olmoe", "phimoe", "hunyuan-moe", "minimax-m2", "minimax-01", "jamba",
@@ -34,7 +35,14 @@ class Terms:
         self.n_tokens = -(-min(made.n_ctx, made.n_ubatch) // n_seqs) * n_seqs
         self.flash = settings.uses_flash(shape)
         self.x = self.h.n_embd * self.n_tokens
-        self.n_kv = made.n_ctx_seq if shape.has_memory else self.n_tokens
+        spans = {"window": window_cells(shape, made, settings, any(group.is_per_sequence for group in shape.groups)), "context": made.n_ctx_seq}
+        used = {group.span for group in shape.groups if group.layers}
+        self.spans = [spans[span] for span in sorted(used)] if shape.has_memory else [self.n_tokens] * (1 + bool(self.h.n_swa))
+        self.n_kv = max(self.spans, default=0)
+        if shape.architecture in ("t5encoder", "llama-embed"):  # their cells are made, and never looked at
+            self.spans, self.n_kv = [self.n_tokens], self.n_tokens
+        elif shape.has_encoder:  # which attends to the dispatch itself
+            self.n_kv = max(self.n_kv, self.n_tokens)
         self.scores = self.n_kv * self.n_tokens  # of one head; with a stream for each sequence its tokens see its own cells alone
 
     def number(self, key: str) -> int:
@@ -49,17 +57,18 @@ class Terms:
     def inputs(self) -> int:
         """Rows of embeddings beside tokens, masks and places of cells for each span, positions, rotations."""
         h, t = self.h, self.n_tokens
-        n_spans = 1 + bool(h.n_swa) + (self.shape.is_mla or self.rules.memory in ("indexed", "compressed")) * 1
+        spans = self.spans + [self.n_kv] * (self.rules.memory in ("indexed", "compressed"))
         v = 1 if self.flash else max((h.v(i) for i in range(h.n_layer_all)), default=1)
-        each = self.scores // (2 if self.flash else 1) + 2 * t + 2 * t * max(1, v) + 512 * 128
+        masks = sum(spans) * t // (2 if self.flash else 1)
+        places = len(spans) * (2 * t + 2 * t * max(1, v) + 512 * 128)
         per_layer = 256 if self.shape.architecture == "gemma3n" else self.number("embedding_length_per_layer_input")
         more = (4 if self.shape.architecture == "gemma3n" else 3) * t * per_layer * h.n_layer
         if self.rules.state == "lightning":  # decays from every token of a sequence to every other
             more += max(h.n_head) * ((t // self.n_seqs) ** 2 + 2 * t)
         if self.shape.architecture in ("t5", "t5encoder"):  # distances, and to a decoder all that the encoder may have said
-            more += self.scores + (h.n_ctx_train * (h.n_embd + t) if self.shape.has_memory else 0)
+            more += self.scores + (h.n_ctx_train * (h.n_embd + t) if self.shape.architecture == "t5" else 0)
         deep = self.number("n_deepstack_layers") + len(self.h.keys.array("deepstack_mapping") or ())
-        return self.x * (1 + 2 * deep) + n_spans * each + 8 * t + more
+        return self.x * (1 + 2 * deep) + masks + places + 8 * t + more
 
     def attention(self) -> int:
         h, t = self.h, self.n_tokens
@@ -88,8 +97,8 @@ class Terms:
             if self.number("attention.indexer.kpool"):  # keys and gates of all cells that complete a pool
                 total += 5 * self.n_kv * self.n_seqs * self.number("attention.indexer.key_length")
         if self.shape.architecture in ("t5", "t5encoder"):
-            total += 2 * n_head * self.scores
-            if self.shape.has_memory:
+            total += 3 * n_head * self.scores  # distances take flash attention away
+            if self.shape.architecture == "t5":
                 total += h.n_ctx_train * n_head * (6 * (head_k + head_v) + (0 if self.flash else t))
         return total
 
@@ -102,7 +111,8 @@ class Terms:
             if self.shape.architecture in _WIDE_EXPERTS:
                 n_ff = max(n_ff, *h.n_ff)
             shared = max(self.number("expert_shared_feed_forward_length"), n_ff * max(1, self.number("expert_shared_count")))
-            total = max(total, 3 * n_ff * n_used * t + 2 * self.x * n_used + 6 * n_expert * t + 3 * shared * t)
+            routed = max(3 * n_ff * n_used * t, n_ff * n_used * t + (n_used + 1) * self.x) + self.x
+            total = max(total, routed + 4 * n_expert * t, 3 * shared * t + self.x)
         return total + 4 * self.x
 
     def recurrence(self) -> int:
@@ -126,13 +136,14 @@ class Terms:
         return kept + 3 * self.x + 7 * inner * t + 8 * groups * t
 
     def logits(self) -> int:
-        if self.rules.memory == "none" and self.shape.architecture not in ("dream", "llada", "llada-moe", "rnd1"):
+        if self.shape.architecture == "t5encoder" or (self.rules.memory == "none" and self.shape.architecture not in ("dream", "llada", "llada-moe", "rnd1")):
             return 4 * self.x  # embeddings
         n = self.settings.n_outputs or self.settings.n_branches
         if self.shape.has_encoder or self.shape.architecture == "cogvlm":
             n = self.n_tokens
         n = min(n, self.n_tokens)
-        return 2 * n * (self.shape.n_vocab + 2 * self.h.n_embd) + (4 * self.x if self.shape.architecture == "qwen3tts" else 0)
+        copies = 2 if self.shape.architecture in ("chameleon", "qwen3tts") else 1  # logits cut and put together again
+        return n * (copies * self.shape.n_vocab + 2 * self.h.n_embd) + 6 * self.x
 
     def total(self) -> int:
         """Bytes."""
@@ -140,5 +151,4 @@ class Terms:
         extra = 0
         if self.shape.architecture in _STREAMS or self.shape.architecture == "gemma3n":
             extra = 4 * self.residual
-        up, down = _MORE.get(self.shape.architecture, (11, 10))
-        return 4 * (self.inputs() + extra + stages) * up // down
+        return 4 * (self.inputs() + extra + stages) * _TENTHS.get(self.shape.architecture, _USUAL) // 10

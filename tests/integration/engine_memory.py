@@ -36,7 +36,7 @@ class Oracle:
         return self._ask("cells", path, made.n_ctx_seq, made.n_seq_max, made.n_ubatch, *_words(settings))
 
     def graph(self, path: Path, n_ctx: int, settings: Settings, fused: bool = False) -> dict[str, Any]:
-        """A whole context; fused: of a file that has Q, K and V, and gates and ups of experts, in one tensor."""
+        """A whole context; fused: of a file that has Q, K and V in one tensor."""
         s = settings
         return self._ask("graph", path, n_ctx, s.n_batch, s.n_ubatch or s.n_batch, s.n_branches, *_words(s), s.n_outputs or s.n_branches, int(fused))
 

@@ -77,7 +77,7 @@ def rows_of(name: str, oracle: Oracle, folder: Path, n_headers: int, n_settings:
         header = Header(path)
         shape = geometry(header)
         untold, told = dict(header), Told(header)
-        told.tensors = (Named("blk.0.attn_qkv.weight"), Named("blk.0.ffn_gate_up_exps.weight")) if fused else (Named("blk.0.attn_q.weight"),)
+        told.tensors = (Named("blk.0.attn_qkv.weight"),) if fused else (Named("blk.0.attn_q.weight"),)
         n = 0
         while n < n_settings:
             settings = context_settings(rng, one_type)
@@ -118,7 +118,7 @@ def test_a_followed_graph_is_the_engines_to_the_byte(measured: list[Row]) -> Non
 
 
 def test_one_tensor_for_q_k_and_v(oracle: Oracle, tmp_path: Path) -> None:
-    """And one for gates and ups of experts: the graph changes, and the bound knows."""
+    """The graph changes, and the bound knows."""
     wrong = [(row.name, row.told, row.bound, row.engine, row.case) for name in sorted(LAYOUTS) for row in rows_of(name, oracle, tmp_path, 2, 2, SEED, fused=True)
              if row.told and not row.engine == row.told <= row.bound]
     assert wrong == []

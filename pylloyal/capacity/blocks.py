@@ -93,21 +93,12 @@ class Blocks:
         up, gate = self.mm(x, n_ff), self.mm(x, n_ff)
         return self.mm(self.op(_shape(up), gate, up), n_out)
 
-    def moe(self, x: Node, n_expert: int, n_used: int, n_ff: int, *, norm: bool, biased: bool, groups: int, late: bool) -> Node:
+    def moe(self, x: Node, n_expert: int, n_used: int, n_ff: int, *, norm: bool, scaled: bool, biased: bool, late: bool) -> Node:
         """The sum of what the chosen experts say."""
         t, n_embd = _shape(x)[1], _shape(x)[0]
         logits = self.mm(x, n_expert)
         probs = logits if late else self.same(logits)
         chosen = self.same(probs) if biased else probs
-        if groups > 1:
-            parts = self.reshape(chosen, n_expert // groups, groups, t)
-            order = self.op((n_expert // groups, groups, t), parts, kind="i32")
-            best = self.op((1, 2, groups, t), self.reshape(parts, 1, n_expert // groups, groups, t), self.view(order, 2, groups, t))
-            scores = self.op((1, groups, t), self.reshape(best, 2, groups, t))
-            by_group = self.op((groups, t), self.reshape(scores, groups, t), kind="i32")
-            kept = self.op((n_expert // groups, groups, t), parts, self.view(by_group, groups, t))
-            masked = self.op((n_expert // groups, groups, t), parts, inplace=True)
-            chosen = self.reshape(Node(0, (_four((n_expert // groups, groups, t)), "f32"), (kept, by_group, masked), base=masked), n_expert, t)
         order = self.op((n_expert, t), chosen, kind="i32")
         ids = self.view(order, n_used, t)
         weights = self.op((1, n_used, t), self.reshape(probs, 1, n_expert, t), ids)
@@ -117,6 +108,8 @@ class Blocks:
             flat = self.reshape(weights, n_used, t)
             total = self.same(self.op((1, t), flat))
             weights = self.reshape(self.same(flat, total), 1, n_used, t)
+        if scaled:
+            weights = self.same(weights)
         self.expand(weights)
         cur = self.reshape(x, n_embd, 1, t)
         up, gate = self.op((n_ff, n_used, t), cur, ids), self.op((n_ff, n_used, t), cur, ids)

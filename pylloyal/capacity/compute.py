@@ -64,7 +64,9 @@ def is_followed(geometry: Geometry, metadata: Mapping[str, Any]) -> bool:
     """The bound is the size of a graph followed tensor by tensor."""
     if geometry.architecture == "granite" and "granite.deepstack_mapping" in metadata:
         return False  # parts of pictures enter where the file says
-    return geometry.architecture in LAYOUTS
+    layout = LAYOUTS.get(geometry.architecture)
+    groups = metadata.get(f"{geometry.architecture}.expert_group_count")
+    return layout is not None and not (layout.experts and isinstance(groups, int) and groups > 1)  # experts chosen by groups are not followed
 
 
 class _Followed(Blocks):
@@ -218,8 +220,11 @@ class _Followed(Blocks):
             return self.ffn(x, h.n_ff[i], h.n_embd, layout.gated)
         n_ff = h.n_ff[i] if layout.is_wide else self._width("expert_feed_forward_length", i)
 
+        normed = bool(keys.raw("expert_weights_norm")) if layout.normed == "said" else layout.normed
+        scaled = layout.is_scaled and (keys.raw("expert_weights_scale") or 1.0) != 1.0
+
         def experts() -> Node:
-            return self.moe(x, n_expert, keys.number("expert_used_count", 0), n_ff, norm=layout.normed, biased=layout.biased, groups=keys.number("expert_group_count", 0), late=layout.softmax_late)
+            return self.moe(x, n_expert, keys.number("expert_used_count", 0), n_ff, norm=normed, scaled=scaled, biased=layout.biased, late=layout.softmax_late)
 
         width = keys.number("expert_shared_feed_forward_length", 0) if layout.shared in ("own", "gated", "first") else n_ff * keys.number("expert_shared_count", 0)
         if not layout.shared or width == 0:

@@ -38,8 +38,12 @@ class Layout:
         Experts are as wide as the feed-forward part.
     shared : {"", "after", "own", "gated", "first"}
         An expert for every token: computed after the others; that with a width of its own; and with a gate too; or before them.
-    biased, normed, softmax_late : bool
-        Experts are chosen by biased scores; their weights are normed; the softmax is over the chosen ones.
+    biased, softmax_late : bool
+        Experts are chosen by biased scores; the softmax is over the chosen ones.
+    normed : bool or str
+        Experts' weights are normed; "said": when the file says so.
+    is_scaled : bool
+        And scaled, when the file says by how much.
     is_capped : bool
         Scores are capped.
     is_fused : bool
@@ -68,7 +72,8 @@ class Layout:
     is_wide: bool = False
     shared: Literal["", "after", "own", "gated", "first"] = ""
     biased: bool = False
-    normed: bool = True
+    normed: bool | Literal["said"] = True
+    is_scaled: bool = False
     softmax_late: bool = False
     is_capped: bool = False
     is_fused: bool = False
@@ -119,10 +124,10 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("qwen3moe", Layout(qk_norm="rms", experts="all")),
     **_rows("qwen3vlmoe", Layout(qk_norm="rms", experts="all", n_positions=4, is_deep=True)),
     **_rows("qwen2moe", Layout(experts="all", normed=False, shared="gated")),
-    **_rows("deepseek", Layout(experts="lead", normed=False, shared="after")),
-    **_rows("dots1 exaone-moe", Layout(experts="lead", shared="after", biased=True, qk_norm="rms")),
+    **_rows("deepseek", Layout(experts="lead", normed=False, is_scaled=True, shared="after")),
+    **_rows("dots1 exaone-moe", Layout(experts="lead", normed="said", is_scaled=True, shared="after", biased=True, qk_norm="rms")),
     **_rows("ernie4_5-moe", Layout(experts="lead", shared="after", biased=True)),
-    **_rows("glm4moe", Layout(qk_norm="rms", experts="lead", shared="after", biased=True, n_positions=4)),
+    **_rows("glm4moe", Layout(qk_norm="rms", experts="lead", normed="said", is_scaled=True, shared="after", biased=True, n_positions=4)),
     **_rows("hunyuan-moe", Layout(qk_norm="rms", experts="all", is_wide=True, shared="first")),
     **_rows("mellum", Layout(qk_norm="rms", experts="all")),
     **_rows("gpt-oss", Layout(experts="all", softmax_late=True, is_late=True)),

@@ -152,6 +152,7 @@ def test_every_layer_counts_and_repetition_does_not(oracle: Oracle, tmp_path: Pa
     for name in ("llama", "qwen3", "gemma3", "gemma2", "qwen3moe", "phi2", "gpt-oss", "cohere2", "glm4moe"):
         rng = random.Random(f"{name} deep")
         metadata, tensors = coherent_metadata(name, rng, "real", n_layer=41)
+        metadata[f"{name}.expert_group_count"] = 1
         path = tmp_path / name
         write_header(path, metadata, tensors)
         header = Header(path)

@@ -118,15 +118,15 @@ def open(
         pool = SystemMemory()
     wishes: dict[str, Any] = {
         "context": context, "branches": branches, "batch": batch, "ubatch": ubatch, "kv": kv, "kv_k": kv_k, "kv_v": kv_v, "swa_full": swa_full, "flash_attn": flash_attn, "rs_seq": rs_seq,
-        "outputs": outputs, "gpu_layers": gpu_layers, "offload_kqv": offload_kqv, "memory": pool if pool is not None else memory, "devices": tuple(devices or ()), "mmproj": mmproj, "image": image,
-        "clip": clip, "policy": policy}
+        "outputs": outputs, "gpu_layers": gpu_layers, "offload_kqv": offload_kqv, "threads": threads,
+        "memory": pool if pool is not None else memory, "devices": tuple(devices or ()), "mmproj": mmproj, "image": image, "clip": clip, "policy": policy}
     ask = _Asker(path, tuple(p.name for p in devices or ()))
     found = plan(path, **wishes)
     wants = int(found.windows.requested.tokens) or int(found.windows.ceiling.tokens)
     if found.binding or int(found.windows.served.tokens) < min(wants, int(found.windows.ceiling.tokens)):
         found = plan(path, **wishes, measure=ask)  # the bound on compute buffers is what may be in the way
     else:
-        found = replace(found, demand=replace(found.demand, measure=ask))
+        found = replace(found, demand=found.demand.asking(ask))
     found.require()
     with contextlib.ExitStack() as undo:
         claims: list[Claim] = []

@@ -10,9 +10,11 @@ from .compute import compute_bound
 from .geometry import Geometry
 from .header import Header
 from .memory import kept
+from .scratch import work_bound
 from .settings import Context, Settings, context
 from .weights import HOST, Placement, Weights, place, weights
 
+BOOKS: Final = 48  # bytes the engine keeps about each cell of each cache, beside what is in it
 Known = Literal["exact", "measured", "bound"]
 _NAMES: Final = {"attention": "KV cells", "window": "KV cells, window", "indexer": "KV cells, indexer", "recurrent": "recurrent states"}
 
@@ -97,6 +99,10 @@ class Demand:
     def context(self, n_ctx: int) -> Context:
         return context(self.geometry, n_ctx, self.settings)
 
+    def asking(self, measure: Measure) -> Demand:
+        """The same with compute buffers as the engine lays them out."""
+        return replace(self, measure=measure, _found={})
+
     @cached_property
     def fixed(self) -> tuple[Line, ...]:
         """What does not depend on the context: weights and extras."""
@@ -114,21 +120,25 @@ class Demand:
 
     def kept(self, n_ctx: int) -> tuple[Line, ...]:
         """Everything but compute buffers: what is quickly told."""
-        out = list(self.fixed)
+        out, cells = list(self.fixed), 0
         for group in kept(self.geometry, self.context(n_ctx), self.settings):
+            cells += 0 if group.is_recurrent else group.cells
             on: dict[int, int] = {}
             for layer, n_bytes in group.layer_bytes.items():
                 device = self.placement.where(layer) if self.settings.offload_kqv else HOST
                 on[device] = on.get(device, 0) + n_bytes
             kind = "recurrent" if group.is_recurrent else "kv"
             out += [Line(_NAMES.get(group.name, f"KV cells, {group.name}" if kind == "kv" else group.name), device, on[device], "exact", kind) for device in sorted(on)]
-        return (*out, Line("output", HOST, self.output_bytes(), "exact", "output"))
+        return (*out, Line("output", HOST, self.output_bytes(), "exact", "output"), Line("books of cells", HOST, BOOKS * cells, "bound", "other"))
 
     def _compute(self, n_ctx: int) -> list[Line]:
+        made = self.context(n_ctx)
         if self.measure is not None:
-            return [Line("compute", device, n_bytes, "measured", "compute") for device, n_bytes in sorted(self.measure(n_ctx, self.settings).compute.items())]
-        bound = compute_bound(self.geometry, self.metadata, self.context(n_ctx), self.settings)
-        return [Line("compute", device, bound, "bound", "compute") for device in self.placement.devices]
+            buffers = [Line("compute", device, n_bytes, "measured", "compute") for device, n_bytes in sorted(self.measure(n_ctx, self.settings).compute.items())]
+        else:
+            bound = compute_bound(self.geometry, self.metadata, made, self.settings)
+            buffers = [Line("compute", device, bound, "bound", "compute") for device in self.placement.devices]
+        return [*buffers, Line("CPU scratch", HOST, work_bound(self.geometry, self.metadata, made, self.settings, self.settings.threads), "bound", "other")]
 
     def output_bytes(self) -> int:
         """Logits of one row for each branch, in single precision. Source: ``llama_context::output_reserve``."""

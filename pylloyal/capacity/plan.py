@@ -170,8 +170,8 @@ class Plan:
 def plan(
     model: str | os.PathLike[str] | Mapping[str, Any], *, context: int | str | None = None, branches: int = 8, batch: int = 512, ubatch: int = 0, kv: str | None = None,
     kv_k: str | None = None, kv_v: str | None = None, swa_full: bool = True, flash_attn: bool = True, unified: bool = True, rs_seq: int = 0, outputs: int = 0, gpu_layers: int = 0,
-    offload_kqv: bool = True, memory: Pool | int | str | None = None, devices: Sequence[Pool] = (), mmproj: str | os.PathLike[str] | None = None, image: str | Sequence[str] = (),
-    clip: str | Sequence[str] = (), beside: Sequence[Plan] = (), policy: Policy | None = None, measure: Measure | None = None,
+    offload_kqv: bool = True, threads: int | None = None, memory: Pool | int | str | None = None, devices: Sequence[Pool] = (), mmproj: str | os.PathLike[str] | None = None,
+    image: str | Sequence[str] = (), clip: str | Sequence[str] = (), beside: Sequence[Plan] = (), policy: Policy | None = None, measure: Measure | None = None,
 ) -> Plan:
     """Say from a model's header what a context would take and what fits. Opens no library and allocates nothing.
 
@@ -185,7 +185,7 @@ def plan(
         Branches alive at once; tokens of a call and of a dispatch (0: the same).
     kv : str
         Type of the cells, "f16" unless said; ``kv_k`` and ``kv_v`` for K and V apart.
-    swa_full, flash_attn, unified, rs_seq, outputs, gpu_layers, offload_kqv
+    swa_full, flash_attn, unified, rs_seq, outputs, gpu_layers, offload_kqv, threads
         As in :class:`.Settings`.
     memory : Pool, int, str or None
         System memory: a pool, bytes, "24GiB"; None: this machine's, control groups and other claims of this process taken off.
@@ -218,7 +218,7 @@ def plan(
     """
     metadata = model if isinstance(model, Mapping) else Header(model)
     shape = geometry(metadata)
-    settings = Settings(branches, batch, ubatch, kv_k or kv or "f16", kv_v or kv or "f16", swa_full, flash_attn, unified, rs_seq, outputs, gpu_layers, offload_kqv)
+    settings = Settings(branches, batch, ubatch, kv_k or kv or "f16", kv_v or kv or "f16", swa_full, flash_attn, unified, rs_seq, outputs, gpu_layers, offload_kqv, threads or 0)
     conflict = settings.conflicts(shape)
     if conflict:
         raise InvalidArgumentError(conflict)

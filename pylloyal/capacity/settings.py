@@ -1,6 +1,7 @@
 """What is asked of an engine, and what the engine makes of it: every parameter that changes memory, and none besides."""
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ from .header import GGML_TYPES
 KV_TYPES: Final = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 CELL_GRAIN: Final = 256  # the engine rounds contexts and windows up to it
 MAX_BRANCHES: Final = 256
+_RANGES: Final = {"n_branches": (1, MAX_BRANCHES), "n_batch": (1, 1 << 24), "n_ubatch": (0, 1 << 24), "n_rs_seq": (0, 1 << 16), "n_outputs": (0, 1 << 24), "gpu_layers": (-1, 1 << 16),
+                  "n_threads": (0, 1 << 12)}
 _ROWS: Final = {label.lower(): (block, n_bytes) for label, block, n_bytes in GGML_TYPES.values()}
 
 
@@ -49,6 +52,8 @@ class Settings:
         Layers on accelerators; -1: all, with the output layer.
     offload_kqv : bool
         Their cells go with them.
+    n_threads : int
+        For the CPU, each with scratch of its own; 0: the cores this process may use.
     """
 
     n_branches: int = 8
@@ -63,9 +68,10 @@ class Settings:
     n_outputs: int = 0
     gpu_layers: int = 0
     offload_kqv: bool = True
+    n_threads: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, most in (("n_branches", 1, MAX_BRANCHES), ("n_batch", 1, 1 << 24), ("n_ubatch", 0, 1 << 24), ("n_rs_seq", 0, 1 << 16), ("n_outputs", 0, 1 << 24), ("gpu_layers", -1, 1 << 16)):
+        for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise InvalidArgumentError(f"{name} is {value!r}; {least:,} to {most:,} can be")
@@ -78,6 +84,12 @@ class Settings:
     def but(self, **changes: Any) -> Settings:
         """The same with changes."""
         return replace(self, **changes)
+
+    @property
+    def threads(self) -> int:
+        if self.n_threads:
+            return self.n_threads
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def conflicts(self, geometry: Geometry) -> str:
         """Why the engine would refuse these for that model; "" when it would not.

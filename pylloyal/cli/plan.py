@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--memory", metavar="SIZE", help='plan for so much system memory, "24GiB" (default: what this machine has free)')
     where.add_argument("--device", metavar="NAME=SIZE", action="append", default=[], help='an accelerator: "CUDA0=24GiB", or "CUDA0=22GiB/24GiB", free of all; may be given again')
     where.add_argument("--gpu-layers", metavar="N", type=int, default=0, help="layers on accelerators, -1 for all (default: %(default)s)")
+    where.add_argument("--threads", metavar="N", type=int, help="for the CPU, each with scratch of its own (default: the cores this process may use)")
     where.add_argument("--offload-kqv", action=flag, default=True, help="cells lie where their layers do")
     shown = parser.add_argument_group("what is shown")
     shown.add_argument("--json", action="store_true", help="print one JSON object")
@@ -82,8 +83,8 @@ def make(args: argparse.Namespace) -> Plan:
     from ..capacity.plan import plan
 
     return plan(args.model, context=args.context, branches=args.branches, batch=args.batch, ubatch=args.ubatch, kv=args.kv, kv_k=args.kv_k, kv_v=args.kv_v, swa_full=args.swa_full,
-                flash_attn=args.flash_attn, unified=args.unified, rs_seq=args.rs_seq, outputs=args.outputs, gpu_layers=args.gpu_layers, offload_kqv=args.offload_kqv, memory=args.memory,
-                devices=[_device(text) for text in args.device], mmproj=args.mmproj, image=args.image, clip=args.clip)
+                flash_attn=args.flash_attn, unified=args.unified, rs_seq=args.rs_seq, outputs=args.outputs, gpu_layers=args.gpu_layers, offload_kqv=args.offload_kqv, threads=args.threads,
+                memory=args.memory, devices=[_device(text) for text in args.device], mmproj=args.mmproj, image=args.image, clip=args.clip)
 
 
 def _device(text: str) -> Any:

@@ -37,8 +37,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 def random_plan(path: Path, seed: str) -> Plan | None:
     rng = random.Random(seed)
     kv = rng.choice(KV_TYPES)
-    ways = dict(branches=rng.choice((1, 2, 7, 8, 33)), batch=rng.choice((64, 256, 512)), ubatch=rng.choice((0, 0, 64)), kv_k=kv, kv_v=kv if rng.random() < 0.7 else rng.choice(KV_TYPES),
-                swa_full=rng.random() < 0.5, flash_attn=rng.random() < 0.8, unified=rng.random() < 0.7, rs_seq=rng.choice((0, 0, 2)), outputs=rng.choice((0, 40)))
+    ways = {"branches": rng.choice((1, 2, 7, 8, 33)), "batch": rng.choice((64, 256, 512)), "ubatch": rng.choice((0, 0, 64)), "kv_k": kv, "kv_v": kv if rng.random() < 0.7 else rng.choice(KV_TYPES),
+                "swa_full": rng.random() < 0.5, "flash_attn": rng.random() < 0.8, "unified": rng.random() < 0.7, "rs_seq": rng.choice((0, 0, 2)), "outputs": rng.choice((0, 40))}
     try:
         return pylloyal.plan(path, context=rng.choice((None, 1, 256, 300, 1000, 2048)), memory="64GiB", **ways)  # type: ignore[arg-type]
     except errors.InvalidArgumentError:
@@ -56,7 +56,8 @@ def test_what_is_planned_is_what_the_engine_lays_out(name: str, paths: dict[str,
             ran = ask_engine(paths[name], made.n_ctx, made.settings)
         except (errors.UnsupportedOperationError, errors.InvalidArgumentError) as error:
             # What a store does not take, and other users of the engine may: the plan is for these too.
-            assert any(word in str(error) for word in ("n_ubatch", "causal", "decoder", "n_batch")), (i, error)
+            if not any(word in str(error) for word in ("n_ubatch", "causal", "decoder", "n_batch")):
+                raise
             continue
         totals = made.totals
         assert (totals["kv_bytes"], totals["recurrent_bytes"], totals["output_bytes"]) == (ran.kv_bytes, ran.recurrent_bytes, ran.output_bytes), (i, made.settings)
@@ -82,7 +83,7 @@ def test_what_opens_is_what_was_planned(name: str, paths: dict[str, Path]) -> No
             with pylloyal.open(paths[name], context=512, branches=3, batch=64, kv=kv, swa_full=swa_full, threads=1, memory="1GiB") as store:
                 assert store.differences == ()
                 assert store.plan.totals["weights_bytes"] == store.actual.model_bytes
-                assert {line.known for line in store.plan.lines} == {"exact", "measured"}
+                assert {line.known for line in store.plan.lines if line.kind != "other"} == {"exact", "measured"}
                 assert store.plan.totals["compute_bytes"] == store.actual.compute_bytes
                 assert store.admission.cells().total == store.pressure().n_ctx == 512
                 assert made.totals["kv_bytes"] == store.actual.kv_bytes
@@ -106,7 +107,7 @@ def test_a_refusal_allocates_nothing(paths: dict[str, Path]) -> None:
     process, before = psutil.Process(), pylloyal.live_objects()
     rss = process.memory_info().rss
     with pytest.raises(errors.InsufficientMemoryError) as caught:
-        pylloyal.open(paths["tiny-llama"], context=2048, branches=8, memory="600KiB", threads=1)
+        pylloyal.open(paths["tiny-llama"], context=2048, branches=8, memory="4MiB", threads=1)
     assert process.memory_info().rss - rss < 8 * MIB
     assert pylloyal.live_objects() == before
     error = caught.value
@@ -115,7 +116,7 @@ def test_a_refusal_allocates_nothing(paths: dict[str, Path]) -> None:
 
 def test_following_the_suggestion_opens(paths: dict[str, Path]) -> None:
     pool = FixedPool("RAM", 3 * MIB, 3 * MIB)
-    ways = dict(context=2048, batch=64, branches=8, policy=Policy(headroom_percent=0, least_tokens=256))
+    ways = {"context": 2048, "batch": 64, "branches": 8, "policy": Policy(headroom_percent=0, least_tokens=256)}
     full = pylloyal.plan(paths["tiny-llama"], memory="1GiB", **ways)  # type: ignore[arg-type]
     tight = full.need - full.totals["kv_bytes"] // 3
     pool = FixedPool("RAM", tight, tight)

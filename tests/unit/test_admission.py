@@ -96,14 +96,14 @@ class Promises(RuleBasedStateMachine):
     def admit(self, n: int) -> None:
         room = 1000 - self.used[0] - sum(self.left.values()) - 100
         assert self.made.can_admit(n) == (n <= room)
-        try:
-            one = self.made.admit(n)
-        except errors.ContextOverflowError as error:
-            assert n > room and error.have == max(0, room)
-        else:
-            assert n <= room
-            self.live.append(one)
-            self.left[id(one)] = n
+        if n > room:
+            with pytest.raises(errors.ContextOverflowError) as caught:
+                self.made.admit(n)
+            assert caught.value.have == max(0, room)
+            return
+        one = self.made.admit(n)
+        self.live.append(one)
+        self.left[id(one)] = n
 
     @rule(i=st.integers(0, 20), n=st.integers(0, 300))
     def use(self, i: int, n: int) -> None:

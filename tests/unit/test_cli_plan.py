@@ -81,9 +81,9 @@ def test_every_flag_reaches_the_plan(tmp_path: Path) -> None:
     path = tmp_path / "gemma.gguf"
     write_header(path, gemma3(), [("token_embd.weight", (640, 262144), "q8_0")])
     made = read(path, "--memory", "8GiB", "--context", "8192", "--branches", "3", "--batch", "256", "--ubatch", "64", "--kv-k", "q8_0", "--kv-v", "f16", "--no-swa-full", "--no-unified",
-                "--rs-seq", "2", "--outputs", "5", "--gpu-layers", "1", "--device", "X=1GiB/2GiB", "--no-offload-kqv")
+                "--rs-seq", "2", "--outputs", "5", "--gpu-layers", "1", "--device", "X=1GiB/2GiB", "--no-offload-kqv", "--threads", "2")
     assert made["settings"] == {"n_branches": 3, "n_batch": 256, "n_ubatch": 64, "type_k": "q8_0", "type_v": "f16", "swa_full": False, "flash_attn": True, "unified": False, "n_rs_seq": 2,
-                                "n_outputs": 5, "gpu_layers": 1, "offload_kqv": False}
+                                "n_outputs": 5, "gpu_layers": 1, "offload_kqv": False, "n_threads": 2}
     assert made["context"] == {"n_ctx": 8448, "n_ctx_seq": 2816, "n_batch": 256, "n_ubatch": 64, "n_seq_max": 3, "kv_cells": 8448, "swa_cells": 3 * 768}
     assert [device["name"] for device in made["devices"]] == ["RAM", "X"] and made["layers"]["output"] == "X"
     assert read(path, "--memory", "8GiB", "--kv", "q4_0")["settings"]["type_v"] == "q4_0"

@@ -327,11 +327,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "kernel": ({"errors", "units", "_ffi"}, {"numpy"}),
     "capacity": ({"errors", "units"}, {"gguf", "psutil", "numpy"}),
     "sources": ({"errors", "units", "kernel"}, {"numpy", "PIL", "av"}),
-    "agents": ({"errors", "units", "kernel", "capacity"}, set()),
-    "session": ({"errors", "units", "kernel", "capacity", "sources"}, set()),
+    "opening": ({"errors", "units", "kernel", "capacity"}, set()),
+    "agents": ({"errors", "units", "kernel", "capacity", "opening"}, set()),
+    "session": ({"errors", "units", "kernel", "capacity", "sources", "opening"}, set()),
 }
-EVERYTHING = {"errors", "units", "_ffi", "kernel", "capacity", "sources", "agents", "session", "cli"}
-LAYERS |= {"cli": (EVERYTHING, {"rich", "numpy"}), "__main__": (EVERYTHING, set()), "__init__": (EVERYTHING, set())}
+EVERYTHING = {"errors", "units", "_ffi", "kernel", "capacity", "sources", "opening", "agents", "session", "cli"}
+LAYERS |= {"cli": (EVERYTHING, {"rich", "numpy", "PIL"}), "__main__": (EVERYTHING, set()), "__init__": (EVERYTHING, set())}
 IN_FUNCTIONS_ONLY = {"PIL", "av"}
 CTYPES = {"_ffi"}
 

@@ -46,8 +46,8 @@ void test_helpers_come_in() {
     { const Crew idle(4); }  // gone without ever having worked
 }
 
-constexpr size_t n_vocab = 70000;  // enough that four branches are worth sharing out
-static_assert(4 * n_vocab >= Store::worth_sharing);
+constexpr size_t n_vocab = 210000;  // enough that two branches under grammars that have to be asked, and two more, are worth sharing out
+static_assert((4 + 4 + 1 + 1) * n_vocab >= Store::worth_sharing);
 
 ContextParams threads(uint32_t n) {
     ContextParams params = context();

@@ -331,7 +331,7 @@ void test_shared_draws() {
         for (n_th = 0, has_failed = true; has_failed;) {
             ContextParams params = context();
             params.n_threads = 2;
-            Store store(model("n_vocab=70000"), params);
+            Store store(model("n_vocab=210000"), params);
             Branches all;
             for (uint32_t i = 0; i < 4; i++) all.push_back(root(store, text(3, i), i < 2 ? SamplingParams() : greedy(), i));
             for (const size_t i : {1u, 2u}) store.get(all[i]).grammar = std::make_unique<OnlyThese>(text(9, 3));

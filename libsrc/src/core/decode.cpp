@@ -184,10 +184,19 @@ void Store::for_each_branch(std::span<Branch * const> branches, size_t cost, Eac
     }
 }
 
-// Roughly; a grammar whose state is new takes much more.
+// Whether a draw will not have to find out what may come next.
+static bool is_known(Grammar & grammar) {
+    try {
+        return grammar.is_waiting() || grammar.known_mask() != nullptr;
+    } catch (...) {  // it will say so again when it is drawn under
+        return false;
+    }
+}
+
+// Roughly, in logits looked at: what is sorted, what may have to be worked out, and what is only read.
 static size_t cost_of(const Branch & branch, size_t n_vocab) {
     const SamplingParams & p = branch.sampler.params();
-    return n_vocab * (p.temperature > 0 && p.top_k <= 0 ? 16 : branch.grammar ? 4 : 1);
+    return n_vocab * (p.temperature > 0 && p.top_k <= 0 ? 16 : branch.grammar && !is_known(*branch.grammar) ? 4 : 1);
 }
 
 Token Store::draw(Branch & branch, const float * row, SamplerScratch & scratch) {
@@ -292,7 +301,7 @@ void Store::measure_all(std::span<Branch * const> branches, const Token * tokens
     for (const Branch * branch : branches) {
         const int32_t levels = branch->metrics.levels;
         rows.push_back(levels && branch->logits.any() ? logits(*branch) : nullptr);
-        if (rows.back() && levels & PYL_METRICS_MODEL) cost += 8 * n_vocab_;
+        if (rows.back() && levels & PYL_METRICS_MODEL) cost += 32 * n_vocab_;
         if (rows.back() && levels & PYL_METRICS_SAMPLING) cost += cost_of(*branch, n_vocab_);
     }
     measured_.resize(branches.size());

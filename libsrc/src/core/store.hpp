@@ -75,8 +75,9 @@ struct PromptItem {
 
 class Store {
 public:
-    // Logits to be looked at that are worth waking another thread for.
-    static constexpr size_t worth_sharing = 1u << 18;
+    // Logits to be looked at that are worth sharing out: about a millisecond. For less, a thread that the system takes off its core in
+    // the middle costs more than it saves.
+    static constexpr size_t worth_sharing = 1u << 21;
 
     Store(std::shared_ptr<const Model> model, const ContextParams & params);
     ~Store();

@@ -170,14 +170,14 @@ class Encoder:
             if value:
                 v = g.like(value, v)
             cur = self.attention(at + "attn_out", q, k, v, mask(i))
-            x = self._block_end(x, cur, at, kind)
+            x = self.block_end(x, cur, at, kind)
             if after is not None:
                 after(x, i)
         if has_post and self.has("v.post_ln.weight"):
             x = self.norm(x, "v.post_ln", kind)
         return x
 
-    def _block_end(self, x: Node, cur: Node, at: str, kind: str) -> Node:
+    def block_end(self, x: Node, cur: Node, at: str, kind: str) -> Node:
         g = self.g
         if self.has(at + "ls1.weight"):
             cur = g.like("mul", cur, self.w(at + "ls1.weight"))

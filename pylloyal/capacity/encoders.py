@@ -25,4 +25,4 @@ def encoder_bytes(header: Mapping[str, Any], tensors: Mapping[str, Tensor], eye:
 
 def is_even(header: Mapping[str, Any], eye: Eye) -> bool:
     """With flash attention, every tensor of the graph grows as the picture does: then the buffer does too."""
-    return eye.kind != "resampler" and not header.get("clip.vision.n_wa_pattern")
+    return eye.kind not in ("resampler", "minicpmv4_6", "youtuvl") and not header.get("clip.vision.n_wa_pattern")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from .encoder import Encoder
-from .eye import number
+from .eye import number, numbers
 from .graph import Node
 
 
@@ -178,7 +178,34 @@ def _hunyuan(b: Encoder) -> Node:
     return b.norm(b.below(b.below(first, x), last), "mm.post_norm", "rms_norm")
 
 
+def _youtu(b: Encoder) -> Node:
+    g, p, wide, high = b.g, b.eye.patch, b.nx // 2, b.ny // 2
+    x = g.view(b.raw(), wide * 2 * p, 2 * p, high, 3)
+    for ne in ((6 * p, wide, 2 * p, high), (6 * p, p, 2, high * wide), (p, 3, p, high * wide * 4), (3 * p * p, high * wide * 4)):
+        x = b.cont(g.view(x, *x.ne), *ne)
+    x = g.view(b.mm("v.patch_embd", x), b.e, b.n)
+    rope, full, mask = b.multi_rope(), numbers(b.header, "clip.vision.wa_layer_indexes", most=1 << 20), None
+    if b.has("v.pre_ln.weight"):
+        x = b.norm(x, "v.pre_ln")
+    if full:
+        order, mask = g.leaf(b.n // 4), g.leaf(b.n, b.n)
+        if b.flash:
+            mask = g.make("cast", mask.ne, mask, width=2)
+        x = g.view(g.make("get_rows", (b.e * 4, b.n // 4), g.view(x, b.e * 4, b.n // 4), order), b.e, b.n)
+    for i in range(b.n_layer):
+        at = f"v.blk.{i}."
+        q, k, v = b.qkv(b.norm(x, at + "ln1"), at, b.n, "norm")
+        x = g.like("add", b.attention(at + "attn_out", rope(q), rope(k), v, None if i in full else mask), x)
+        x = g.like("add", x, b.block_ffn(b.norm(x, at + "ln2"), at))
+    if full:
+        x = g.view(g.make("get_rows", (b.e * 4, b.n // 4), g.view(x, b.e * 4, b.n // 4), g.leaf(b.n // 4)), b.e, b.n)
+    if b.has("v.post_ln.weight"):
+        x = b.norm(x, "v.post_ln")
+    x = b.norm(x, "mm.input_norm", "rms_norm")
+    return b.ffn(g.view(x, b.e * 4, b.n // 4), "mm.0", "mm.2")
+
+
 GRAPHS: Final[dict[str, Callable[[Encoder], Node]]] = {
     "qwen2vl_merger": _qwen2vl, "qwen2.5vl_merger": _qwen2vl, "exaone4_5": _qwen2vl, "qwen3vl_merger": _qwen3vl, "ling3vl": _ling3vl, "pixtral": _pixtral, "lightonocr": _pixtral, "kimivl": _kimivl,
-    "kimik25": _kimik25, "paddleocr": _paddle, "dots_ocr": _dots, "glm4v": _glm4v, "glm5v": _glm4v, "gemma4v": _gemma4, "hunyuanvl": _hunyuan,
+    "kimik25": _kimik25, "paddleocr": _paddle, "dots_ocr": _dots, "glm4v": _glm4v, "glm5v": _glm4v, "gemma4v": _gemma4, "hunyuanvl": _hunyuan, "youtuvl": _youtu,
 }

@@ -145,8 +145,49 @@ def _cogvlm(b: Encoder) -> Node:
     return b.below(b.below(b.w("v.boi"), x), b.w("v.eoi"))
 
 
+def _minicpm46(b: Encoder) -> Node:
+    """Four patches become one within the tower (unless that is left out), and four of those behind it."""
+    g, n = b.g, b.n
+    fewer = (b.nx // 2) * (b.ny // 2)
+
+    def layers(x: Node, first: int, last: int, n: int) -> Node:
+        for i in range(first, last):
+            at = f"v.blk.{i}."
+            q, k, v = b.qkv(b.norm(x, at + "ln1"), at, n, "norm")
+            x = b.block_end(x, b.attention(at + "attn_out", q, k, v), at, "norm")
+        return x
+
+    def quarters(x: Node, n: int) -> list[Node]:
+        return [g.make("get_rows", (b.e, n), x, g.leaf(n)) for _ in range(4)]
+
+    x = g.like("add", b.patches(), g.make("get_rows", (b.e, n), b.w("v.position_embd.weight"), g.leaf(n)))
+    if b.has("v.pre_ln.weight"):
+        x = b.norm(x, "v.pre_ln")
+    if b.eye.merge == 2:
+        x, out = layers(x, 0, b.n_layer, n), fewer
+    else:
+        at = [*numbers(b.header, "clip.vision.wa_layer_indexes", most=b.n_layer), 0][0] + 1
+        mask = g.leaf(n, n)
+        mask = g.make("cast", mask.ne, mask, width=2) if b.flash else mask
+        x = layers(x, 0, at, n)
+        cur = g.make("get_rows", (b.e, n), b.norm(x, "v.vit_merger.ln1"), g.leaf(n))
+        q, k, v = (b.heads_of(b.mm(f"v.vit_merger.attn_{letter}", cur), b.heads, n) for letter in "qkv")
+        cur = b.attention("v.vit_merger.attn_out", q, k, v, mask)
+        x = g.like("add", g.make("get_rows", (b.e, n), cur, g.leaf(n)), x)
+        parts = quarters(x, fewer)
+        mean = parts[0]
+        for part in parts[1:]:
+            mean = g.like("add", mean, part)
+        mean = g.like("scale", mean)
+        cur = b.ffn(b.norm(b.beside(*parts), "v.vit_merger.ds_ln"), "v.vit_merger.ds_ffn_up", "v.vit_merger.ds_ffn_down")
+        x, out = layers(g.like("add", cur, mean), at, b.n_layer, fewer), (b.ny // 4) * (b.nx // 4)
+    if b.has("v.post_ln.weight"):
+        x = b.norm(x, "v.post_ln")
+    return b.ffn(b.norm(b.beside(*quarters(x, out)), "mm.input_norm"), "mm.up", "mm.down")
+
+
 GRAPHS: Final[dict[str, Callable[[Encoder], Node]]] = {
     "gemma3": _siglip(_gemma3), "idefics3": _siglip(lambda b, x: b.mm("mm.model.fc", b.shuffled(x, b.eye.merge), biased=False)), "lfm2": _siglip(_lfm2, scaled=True),
     "janus_pro": _siglip(lambda b, x: b.ffn(x, "mm.0", "mm.1")), "phi4": _siglip(lambda b, x: b.ffn(x, "mm.0", "mm.2"), scaled=True), "mlp": _llava, "internvl": _internvl, "llama4": _llama4,
-    "nemotron_v2_vl": _nemotron, "resampler": _resampler, "cogvlm": _cogvlm,
+    "nemotron_v2_vl": _nemotron, "resampler": _resampler, "minicpmv4_6": _minicpm46, "cogvlm": _cogvlm,
 }

@@ -54,7 +54,7 @@ KINDS: Final = {
     "gemma3": Kind(2, 4, _SCALE, is_fixed=True), "gemma3nv": Kind(2, 1, _SCALE, is_fixed=True), "gemma4v": Kind(2, 3, _SCALE, (70, 1120)), "gemma4uv": Kind(2, 3, _SCALE, (70, 1120)),
     "kimivl": Kind(2, 1, _SCALE, (8, 1024)), "kimik25": Kind(2, 1, _SCALE, (2, 4096), says_pixels=True), "lfm2": Kind(2, 1, _SCALE, (64, 256)), "idefics3": Kind(0, 1, _SCALE),
     "internvl": Kind(2, 1, _SCALE), "llama4": Kind(2, 1, _SCALE), "nemotron_v2_vl": Kind(0, 1, _SCALE, is_fixed=True), "yasa2": Kind(2, is_fixed=True), "resampler": Kind(0),
-    "minicpmv4_6": Kind(0, 4, _SCALE),
+    "minicpmv4_6": Kind(0, 4, _SCALE), "step3vl": Kind(0, 4, _SCALE),
 }
 
 
@@ -160,11 +160,12 @@ def eye_of(header: Mapping[str, Any], image_min_tokens: int = 0, image_max_token
         low, high = image_min_tokens * area or low, image_max_tokens * area or high
     if high < low or high >= 1 << 31:
         raise MetadataError(f"the projector wants pictures of at least {low:,} and at most {high:,} pixels")
-    longest = number(header, "clip.vision.preproc_image_size", image_size if kind == "lightonocr" else 0, most=1 << 20) if kind in ("idefics3", "lightonocr") else 0
+    longest = number(header, "clip.vision.preproc_image_size", image_size if kind == "lightonocr" else 0, most=1 << 20) if kind in ("idefics3", "lightonocr", "step3vl") else 0
+    longest = longest or (3024 if kind == "step3vl" else 0)
     version = number(header, "clip.minicpmv_version", 0) if kind == "resampler" else 0
     if version not in (0, 2, 3, 4, 5, 6, 100045):
         raise MetadataError(f"projector type {kind!r} of version {version} is not known")
-    if (known.is_fixed or kind in ("resampler", "minicpmv4_6", "idefics3", "internvl", "llama4")) and image_size < patch:
+    if (known.is_fixed or kind in ("resampler", "minicpmv4_6", "idefics3", "internvl", "llama4", "step3vl")) and image_size < patch:
         raise MetadataError(f"the projector's image_size is {image_size}, smaller than a patch of {patch}")
     return Eye(kind, image_size, patch, merge, low, high, longest, _candidates(header, kind, image_size), number(header, "clip.minicpmv_query_num", 0, most=65536) or (64 if version > 2 else 96),
                kind in ("cogvlm", "adapter"), kind == "pixtral", version in (0, 2))

@@ -18,7 +18,7 @@ Shapes = dict[str, tuple[int, ...]]
 MARKERS = ("<|vision_start|>", "<|vision_end|>", "]<]start of image[>[", "]<]end of image[>[", "<|image_start|>", "<|image_end|>", "<image>", "</image>", "<start_of_image>", "<end_of_image>",
            "<fake_token_around_image>", "<global-img>", "[IMG_END]", "<img>", "</img>", "<|media_start|>", "<|media_end|>", "<|media_begin|>", "<|media_end|>", "<|im_start|>", "<|im_end|>", "<|img|>",
            "<|endofimg|>", "<|img_thumbnail|>", "<|begin_of_image|>", "<|end_of_image|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|image>", "<image|>", "<\uff5chy_place\u2581holder\u2581no\u2581100\uff5c>",
-           "<\uff5chy_place\u2581holder\u2581no\u2581101\uff5c>", "<vision>", "</vision>", "<slice>", "</slice>", *(f"<row_{y}_col_{x}>" for y in range(1, 41) for x in range(1, 41)),
+           "<\uff5chy_place\u2581holder\u2581no\u2581101\uff5c>", "<vision>", "</vision>", "<im_start>", "<im_end>", "<patch_start>", "<patch_end>", "<patch_newline>", "<slice>", "</slice>", *(f"<row_{y}_col_{x}>" for y in range(1, 41) for x in range(1, 41)),
            *(f"<|img_row_{y}_col_{x}|>" for y in range(1, 11) for x in range(1, 11)))
 
 
@@ -87,6 +87,15 @@ def _resampler(version: int, n_query: int) -> Made:
     return _made("resampler", 1152, 27, 4304, 16, 14, 448, w, tail, {"minicpmv_version": version, "minicpmv_query_num": n_query}, positions=4900)
 
 
+def _minicpm46(merge: int) -> Made:
+    tail = both("mm.input_norm", 4608) | both("mm.up", 4608, 4608) | both("mm.down", 4608, 2048)
+    if merge == 4:
+        tail |= both("v.vit_merger.ln1", 1152) | both("v.vit_merger.ds_ln", 4608) | both("v.vit_merger.ds_ffn_up", 4608, 4304) | both("v.vit_merger.ds_ffn_down", 4304, 1152)
+        for name in ("q", "k", "v", "out"):
+            tail |= both(f"v.vit_merger.attn_{name}", 1152, 1152)
+    return _made("minicpmv4_6", 1152, 27, 4304, 16, 14, 448, 2048, tail, {"vision.projector.scale_factor": merge, "vision.wa_layer_indexes": [6]}, positions=4900)
+
+
 _PIXELS = {"vision.image_min_pixels": 28 * 28 * 4, "vision.image_max_pixels": 28 * 28 * 1280}
 _MLP_12 = both("mm.1", 4608, 4608) | both("mm.2", 4608, 2048)
 # name -> the shapes and keys of a model there is, or near enough; graphs of those in GRAPHS are known, of the others only the cells.
@@ -135,16 +144,20 @@ PROJECTORS = {
                       {"vision.projector.scale_factor": 2}, positions=1024, first=10, qkv=True, post=False, patch_bias=False),
     "minicpm-v-2.5": _resampler(2, 96),
     "minicpm-v-2.6": _resampler(3, 64),
+    "minicpm-v-4.6": _minicpm46(4),
+    "minicpm-v-4.6-4x": _minicpm46(2),
     "exaone4.5": _made("exaone4_5", 2048, 28, 5120, 32, 14, 560, 5120, both("mm.0", 8192, 5120) | both("mm.2", 5120, 5120), {"vision.attention.head_count_kv": 8, "vision.n_wa_pattern": 7, "use_silu": True, **_PIXELS},
                        twice=True, patch_bias=False, gate=True, rms=True, qkv=True, kv=512),
     "hunyuan-vl": _made("hunyuanvl", 1152, 27, 4304, 16, 16, 2048, 1024, both("mm.0", 2, 2, 1152, 2304) | both("mm.2", 1, 1, 2304, 4608) | both("mm.model.fc", 4608, 1024)
                         | {"mm.pre_norm.weight": (1152,), "mm.post_norm.weight": (1024,), "mm.image_begin": (1024,), "mm.image_end": (1024,), "v.image_newline": (4608,)}, positions=128 * 128, post=False),
-    "youtu-vl": _made("youtuvl", 64, 2, 128, 2, 16, 256, 64, {"mm.input_norm.weight": (64,)} | both("mm.0", 256, 256) | both("mm.2", 256, 64), {"vision.window_size": 256, "vision.wa_layer_indexes": [0]}),
+    "youtu-vl": _made("youtuvl", 64, 2, 128, 2, 16, 256, 64, {"mm.input_norm.weight": (64,)} | both("mm.0", 256, 256) | both("mm.2", 256, 64), {"vision.window_size": 256, "vision.wa_layer_indexes": [0]}, patch_bias=True),
+    "step3-vl": _made("step3vl", 64, 2, 128, 2, 14, 728, 64, {"mm.0.weight": (3, 3, 64, 64), "mm.1.weight": (3, 3, 64, 64), "mm.model.fc.weight": (64, 64)}, {"vision.projector.scale_factor": 4}, positions=2704),
     "muse-glimmer": _made("muse-glimmer", 64, 2, 128, 2, 14, 448, 64, {"mm.0.weight": (256, 64), "mm.1.weight": (64, 64), "mm.2.weight": (64, 64)}, positions=1024),
     "minimax-m3": _made("minimax_m3", 64, 2, 128, 2, 14, 448, 64, both("mm.1", 64, 64) | both("mm.2", 64, 64) | both("mm.merger.fc1", 256, 64) | both("mm.merger.fc2", 64, 64)),
     "cogvlm": _made("cogvlm", 64, 2, 128, 2, 14, 224, 64, {"mm.model.fc.weight": (64, 64), "mm.up.weight": (64, 96), "mm.gate.weight": (64, 96), "mm.down.weight": (96, 64), "v.boi": (64,), "v.eoi": (64,)}
                     | both("mm.post_fc_norm", 64), positions=257, first=1, qkv=True),
 }
+PROJECTORS["youtu-vl"].shapes["v.patch_embd.weight"] = (768, 64)
 PROJECTORS["gemma4"].shapes["v.position_embd.weight"] = (1152, 1024, 2)
 PROJECTORS["llava-1.5"].more = both("v.blk.23.ln1", 1024) | both("mm.7", 64)
 

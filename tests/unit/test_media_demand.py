@@ -13,9 +13,10 @@ from pylloyal import PixelPart, Video
 from pylloyal.capacity.eye import KINDS, MERGING, eye_of
 from pylloyal.capacity.graph import Graph
 from pylloyal.capacity.header import Header
-from pylloyal.capacity.layout import layout, rows_of, smart_size
+from pylloyal.capacity.layout import layout, rows_of
 from pylloyal.capacity.loaded import _OWN
 from pylloyal.capacity.media import Clip, MediaDemand, clip_cells, media_cells, media_demand, n_blocks, parse_clip, parse_image, projector_memory
+from pylloyal.capacity.preparation import smart_size
 from pylloyal.errors import InvalidArgumentError, MediaEncodeError, MetadataError
 from pylloyal.sources.clip import Choice, Decoded, Timetable
 
@@ -132,7 +133,7 @@ def test_a_clip_is_its_blocks(tiny: Header) -> None:
 # ------------------------------------------------------------------------------------------------------------------ headers
 
 
-@pytest.mark.parametrize("kind", ["step3vl", "deepseekocr", "deepseekocr2", "deepseek4v", "granite4_vision", "something_new"])
+@pytest.mark.parametrize("kind", ["deepseekocr", "deepseekocr2", "deepseek4v", "granite4_vision", "something_new"])
 def test_kinds_that_cannot_be_said_are_named(kind: str) -> None:
     for ask in (lambda h: media_cells(h, 640, 480), lambda h: clip_cells(h, 3, 2, 640, 480), lambda h: media_demand(h, ["640x480"], [])):
         with pytest.raises(MetadataError, match=kind):

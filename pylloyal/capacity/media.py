@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ..errors import InvalidArgumentError
 from .encoders import encoder_bytes, is_even
@@ -132,7 +132,7 @@ def _cells(eye: Eye, width: int, height: int) -> int:
     return sum(rows_of(eye, size) for size in made.pictures) + made.n_marks
 
 
-def media_cells(header: Header, width: int, height: int, *, image_min_tokens: int = 0, image_max_tokens: int = 0) -> int:
+def media_cells(header: Mapping[str, Any], width: int, height: int, *, image_min_tokens: int = 0, image_max_tokens: int = 0) -> int:
     """Cells one picture takes.
 
     Raises
@@ -178,7 +178,7 @@ def n_blocks(seconds: float, fps: float, n_merged: int, *, max_frames: int | Non
     return blocks
 
 
-def clip_cells(header: Header, seconds: float, fps: float, width: int | None, height: int | None, *, max_frames: int | None = MAX_FRAMES, stamp_s: float = STAMP_S,
+def clip_cells(header: Mapping[str, Any], seconds: float, fps: float, width: int | None, height: int | None, *, max_frames: int | None = MAX_FRAMES, stamp_s: float = STAMP_S,
                image_min_tokens: int = 0, image_max_tokens: int = 0) -> int:
     """Cells a clip takes, laid out as by :class:`~pylloyal.Video`; without a size, the most frames of ordinary shape can take.
 

@@ -96,15 +96,20 @@ def blocks_of(video: Video, n_merged: int) -> int:
     return blocks
 
 
+def film(times: list[tuple[float, float]], stamp_s: float) -> Video:
+    """A clip of frames at these times, put together without a file."""
+    video = Video.__new__(Video)
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    video.frames, video.stamp_s, video.notes = [Decoded(pixels, at, asked) for at, asked in times], stamp_s, [(1.0, "a word"), (1e9, "the end")]
+    return video
+
+
 def clip_of(seconds: float, fps: float, max_frames: int | None, stamp_s: float) -> Video:
-    """A clip that shows a frame at every moment asked for, put together without a file."""
+    """A clip that shows a frame at every moment asked for."""
     n = sum(1 for k in range(int(seconds * fps) + 2) if k / fps < seconds)
     table = Timetable([k / fps for k in range(n)], seconds)
     picks, _, _ = table.pick(Choice(fps=fps, max_frames=max_frames))
-    video = Video.__new__(Video)
-    pixels = np.zeros((4, 4, 3), np.uint8)
-    video.frames, video.stamp_s, video.notes = [Decoded(pixels, table.times[frame], asked) for frame, asked in picks], stamp_s, [(1.0, "a word"), (1e9, "the end")]
-    return video
+    return film([(table.times[frame], asked) for frame, asked in picks], stamp_s)
 
 
 def test_blocks_are_those_of_the_clip_itself() -> None:
@@ -120,6 +125,19 @@ def test_blocks_are_those_of_the_clip_itself() -> None:
             assert found == blocks_of(video, n_merged), (seconds, fps, max_frames, stamp_s, n_merged)
             seen.add(found)
     assert len(seen) > 40
+
+
+def test_other_rates_need_at_most_one_block_more_for_each_stretch_between_stamps() -> None:
+    n_more = 0
+    for rate in (23.976, 25, 29.97, 59.94, 12.5):
+        for fps in (0.5, 1, 2, 3, 5):
+            for seconds in (3, 7.3, 30, 61.7):
+                table = Timetable([k / rate for k in range(int(seconds * rate))], int(seconds * rate) / rate)
+                picks, _, _ = table.pick(Choice(fps=fps, max_frames=None))
+                more = blocks_of(film([(table.times[frame], asked) for frame, asked in picks], 5.0), 2) - n_blocks(seconds, fps, 2, max_frames=None)
+                assert more <= int(seconds / 5) + 1
+                n_more += more > 0
+    assert n_more  # so it is no bound, and says so
 
 
 def test_a_clip_is_its_blocks(tiny: Header) -> None:

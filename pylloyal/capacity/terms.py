@@ -67,6 +67,10 @@ class Terms:
             more += max(h.n_head) * ((t // self.n_seqs) ** 2 + 2 * t)
         if self.shape.architecture in ("t5", "t5encoder"):  # distances, and to a decoder all that the encoder may have said
             more += self.scores + (h.n_ctx_train * (h.n_embd + t) if self.shape.architecture == "t5" else 0)
+        if self.rules.indexer:  # every layer has a mask of its own for what its indexer kept
+            more += h.n_layer * t * min(self.number("attention.indexer.top_k"), self.n_kv + self.number("attention.indexer.kpool"))
+        if self.shape.architecture == "kimi-k3" and self.number("attn_res.block_size"):  # which looks back at what every few layers said
+            more += 3 * self.x * -(-h.n_layer // self.number("attn_res.block_size"))
         deep = self.number("n_deepstack_layers") + len(self.h.keys.array("deepstack_mapping") or ())
         return self.x * (1 + 2 * deep) + masks + places + 8 * t + more
 

@@ -20,7 +20,7 @@ from pylloyal.capacity.geometry import geometry
 from pylloyal.capacity.header import Header
 from pylloyal.capacity.layouts import LAYOUTS
 from pylloyal.capacity.scratch import work_bound
-from pylloyal.capacity.settings import context
+from pylloyal.capacity.settings import Settings, context
 
 SEED = os.environ.get("PYLLOYAL_BOUND_SEED", "compute")  # others find what this one does not
 OPENED = sorted(set(ARCHITECTURES) - set(NOT_OPENED))
@@ -145,6 +145,21 @@ def test_over_by_no_more_than_stated(measured: list[Row]) -> None:
 def test_scratch_is_never_below(measured: list[Row]) -> None:
     """Of weights in single precision, which the oracle makes; that others want no more than half precision is read from the source."""
     assert [(row.name, row.work_bound, row.work, row.case) for row in measured if row.work_bound < row.work] == []
+
+
+@pytest.mark.parametrize("name", ["glm-dsa", "hy_v4", "deepseek32", "glm5-next", "kimi-k3", "deepseek4", "qwen35", "gemma4"])
+def test_some_graphs_grow_with_depth(name: str, oracle: Oracle, tmp_path: Path) -> None:
+    """Masks of indexers, one a layer, and residual histories; the bound grows with them."""
+    for n_layer in (6, 61):
+        rng = random.Random(f"{name} depth")
+        path = tmp_path / str(n_layer)
+        write_header(path, *coherent_metadata(name, rng, "real", n_layer=n_layer))
+        header = Header(path)
+        shape = geometry(header)
+        for settings in (Settings(n_branches=2), Settings(n_branches=1, flash_attn=False, n_batch=64)):
+            made = context(shape, 4096, settings)
+            answer = oracle.graph(path, 4096, settings)
+            assert compute_bound(shape, header, made, settings) >= max(answer["compute"], answer["single"]), (n_layer, settings, answer)
 
 
 def test_every_layer_counts_and_repetition_does_not(oracle: Oracle, tmp_path: Path) -> None:

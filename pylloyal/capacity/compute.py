@@ -12,6 +12,7 @@ context keeps is :mod:`.memory`; adapters, samplers inside the graph and encoder
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from .allocator import Node
@@ -49,15 +50,20 @@ def compute_bound(geometry: Geometry, metadata: Mapping[str, Any], made: Context
         return max(Terms(geometry, metadata, made, settings, n).total() for n in sequences)
     if not settings.unified:
         sequences = {settings.n_branches}  # the graph of one sequence has its cells alone, and no more scores
-    return max(_Followed(geometry, metadata, made, settings, layout, n, is_fused).size() for n in sequences for is_fused in _forms(metadata, layout))
+    return max(_Followed(geometry, metadata, made, settings, form, n, is_fused).size() for n in sequences for form, is_fused in _forms(geometry.architecture, metadata, layout))
 
 
-def _forms(metadata: Mapping[str, Any], layout: Layout) -> list[bool]:
-    """Whether Q, K and V are one tensor: what the file's tensors say, else both."""
+def _forms(architecture: str, metadata: Mapping[str, Any], layout: Layout) -> list[tuple[Layout, bool]]:
+    """What files of the architecture differ in: norms, and whether Q, K and V are one tensor. What the file's tensors say, else all."""
     names = [tensor.name for tensor in getattr(metadata, "tensors", ())]
-    if layout.is_fused:
-        return [True]
-    return [any(".attn_qkv." in name for name in names)] if names else [False, True]
+    layouts = [layout]
+    if layout.residual == "twin":  # of falcon the larger ones have the second norm
+        one = replace(layout, residual="parallel")
+        layouts = [layout, one] if not names else [layout if any(".attn_norm_2." in name for name in names) else one]
+    if architecture == "gptneox" and metadata.get("gptneox.use_parallel_residual") is False:
+        layouts = [replace(layout, residual="pre")]
+    fused = [True] if layout.is_fused else [any(".attn_qkv." in name for name in names)] if names else [False, True]
+    return [(one, is_fused) for one in layouts for is_fused in fused]
 
 
 def is_followed(geometry: Geometry, metadata: Mapping[str, Any]) -> bool:
@@ -100,6 +106,8 @@ class _Followed(Blocks):
             x = self.same(x, self.op((h.n_embd, t), self._input("positions", t, kind="i32")))
         if layout.token_norm:
             x = self.norm(x, layout.token_norm)
+        if h.keys.raw("attention.temperature_scale") is not None:  # one for each token
+            self.expand(self.leaf(t))
         ids = self.leaf(self.n_outputs, kind="i32")
         for i in self._layers():
             x = self._layer(x, i, ids if i == h.n_layer - 1 and not layout.is_late else None)

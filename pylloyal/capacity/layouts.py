@@ -103,7 +103,7 @@ LAYOUTS: Final[dict[str, Layout]] = {
     **_rows("apertus", Layout(qk_norm="rms", gated=False)),
     **_rows("arcee", Layout(gated=False)),
     **_rows("olmo", Layout(norm="layer")),
-    **_rows("orion stablelm", Layout(norm="layer")),
+    **_rows("orion", Layout(norm="layer")),
     **_rows("codeshell starcoder2 nemotron jais2 pockettts", Layout(norm="layer", gated=False)),
     **_rows("gpt2 starcoder", Layout(norm="layer", gated=False, is_fused=True, rotates=False, has_places=True)),
     **_rows("bloom", Layout(norm="layer", gated=False, is_fused=True, rotates=False, token_norm="layer")),

@@ -89,6 +89,10 @@ def _own_sizes(architecture: str, keys: dict[str, Any], rng: random.Random, is_r
         keys["rope.scaling.finetuned"] = rng.random() < 0.7
         if architecture == "granite" and rng.random() < 0.3:
             keys["deepstack_mapping"] = [i % 2 - 1 for i in range(n_layer)]
+    if architecture == "mistral3" and rng.random() < 0.4:
+        keys["attention.temperature_scale"] = 0.1
+    if architecture == "gptneox":
+        keys["use_parallel_residual"] = rng.random() < 0.6
     if architecture == "plamo2":
         keys["ssm.group_count"] = 0
     if architecture == "glm5-next":

@@ -77,7 +77,7 @@ def rows_of(name: str, oracle: Oracle, folder: Path, n_headers: int, n_settings:
         header = Header(path)
         shape = geometry(header)
         untold, told = dict(header), Told(header)
-        told.tensors = (Named("blk.0.attn_qkv.weight"),) if fused else (Named("blk.0.attn_q.weight"),)
+        told.tensors = (Named("blk.0.attn_qkv.weight" if fused else "blk.0.attn_q.weight"), Named("blk.0.attn_norm_2.weight"))
         n = 0
         while n < n_settings:
             settings = context_settings(rng, one_type)

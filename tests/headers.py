@@ -14,8 +14,8 @@ TYPE_IDS = {label.lower(): number for number, (label, _, _) in GGML_TYPES.items(
 Tensor = tuple[str, tuple[int, ...], str]
 
 
-def write_header(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Tensor] = ()) -> None:
-    """Write one. Numbers become u32, f32 and bool; lists of numbers i32, f32 and bool, a tuple u64."""
+def write_header(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Tensor | str] = ()) -> None:
+    """Write one, with small tensors where there is but a name. Numbers become u32, f32 and bool; lists of numbers i32, f32 and bool, a tuple u64."""
     def text(value: str) -> bytes:
         raw = value.encode()
         return struct.pack("<Q", len(raw)) + raw
@@ -41,7 +41,7 @@ def write_header(path: Path, metadata: Mapping[str, Any], tensors: Sequence[Tens
 
     body = b"".join(text(key) + value(item) for key, item in metadata.items())
     infos, offset = b"", 0
-    for name, shape, kind in tensors:
+    for name, shape, kind in ((one, (8,), "f32") if isinstance(one, str) else one for one in tensors):
         number = TYPE_IDS[kind]
         _, block, n_bytes = GGML_TYPES[number]
         infos += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, offset)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from coherent import coherent_metadata
-from engine_memory import Oracle, write_header
+from engine_memory import Oracle
+from headers import write_header
 
 from pylloyal.capacity.architectures import ARCHITECTURES
 from pylloyal.capacity.geometry import geometry

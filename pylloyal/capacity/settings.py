@@ -104,6 +104,8 @@ class Settings:
             return "t5 biases attention by distance, which the pinned engine does not survive with a stream of cells for each branch"
         if geometry.architecture == "kimi-linear" and not self.unified and self.n_branches > 1:
             return "kimi-linear's graph is measured for one sequence too, which the pinned engine does not survive with a stream of cells for each branch"
+        if geometry.architecture == "deepseek4" and not {"compressed 4", "compressed 128"} <= {group.name for group in geometry.groups}:
+            return "a deepseek4 file without layers of both compression ratios, 4 and 128: the engine divides by what the missing ones would have"
         if geometry.is_mla and self.type_k != self.type_v:
             return f"latent attention keeps K alone, so K ({self.type_k}) and V ({self.type_v}) must be of one type"
         if self.has_quantised_v and not self.uses_flash(geometry):

@@ -176,6 +176,10 @@ llama_context_params llama_params_of(const LlamaModel & model, const ContextPara
     p.op_offload = params.op_offload;
     p.swa_full = params.swa_full;
     const llama_hparams & hparams = model.raw()->hparams;
+    if (model.raw()->arch == LLM_ARCH_DEEPSEEK4) {  // its graph divides by what layers of either ratio have
+        const auto has = [&](uint32_t ratio) { return std::find(hparams.dsv4_compress_ratios.begin(), hparams.dsv4_compress_ratios.begin() + hparams.n_layer_all, ratio) != hparams.dsv4_compress_ratios.begin() + hparams.n_layer_all; };
+        if (!has(4) || !has(128)) throw Error(PYL_E_UNSUPPORTED, "a deepseek4 file without layers of both compression ratios, 4 and 128");
+    }
     // A head that is no whole number of blocks aborts the engine or makes it compute NaN, unless flash attention happens to take it.
     for (const auto & [type, is_k] : {std::pair{params.type_k, true}, {params.type_v, false}}) {
         const auto block = static_cast<uint32_t>(ggml_blck_size(ggml_type_of(type)));

@@ -5,8 +5,9 @@ import contextlib
 import hashlib
 import json
 import os
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -61,6 +62,7 @@ class PlannedStore(Store):
     differences: tuple[Difference, ...]
     admission: Admission
     _claims: list[Claim]
+    _weights: tuple[object, ...] | None = None
 
     def close(self) -> None:
         super().close()
@@ -68,6 +70,39 @@ class PlannedStore(Store):
         self.model.close()
         for claim in self._claims:
             claim.release()
+        if self._weights is not None:
+            _leave(self._weights)
+            self._weights = None
+
+
+# The engine has the weights of a file once, however many stores are open on it, so they are claimed once: by (file, layers, pool).
+_open_weights: dict[tuple[object, ...], tuple[int, Claim]] = {}
+_entering = threading.Lock()
+
+
+def _enter(key: tuple[object, ...], claim: Callable[[], Claim]) -> None:
+    with _entering:
+        n, held = _open_weights.get(key) or (0, claim())
+        _open_weights[key] = n + 1, held
+
+
+def _leave(key: tuple[object, ...]) -> None:
+    with _entering:
+        n, held = _open_weights.get(key, (0, None))
+        if n > 1 and held is not None:
+            _open_weights[key] = n - 1, held
+        elif _open_weights.pop(key, None) and held is not None:
+            held.release()
+
+
+def _after_fork() -> None:
+    global _entering
+    _open_weights.clear()  # as the claims are, and the handles
+    _entering = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def open(
@@ -116,10 +151,12 @@ def open(
     pool = memory if memory is not None and not isinstance(memory, (int, str)) else None
     if memory is None:
         pool = SystemMemory()
+    key = (os.path.realpath(path), gpu_layers, "RAM" if isinstance(pool, SystemMemory) else pool)
     wishes: dict[str, Any] = {
         "context": context, "branches": branches, "batch": batch, "ubatch": ubatch, "kv": kv, "kv_k": kv_k, "kv_v": kv_v, "swa_full": swa_full, "flash_attn": flash_attn, "rs_seq": rs_seq,
         "outputs": outputs, "gpu_layers": gpu_layers, "offload_kqv": offload_kqv, "threads": threads,
-        "memory": pool if pool is not None else memory, "devices": tuple(devices or ()), "mmproj": mmproj, "image": image, "clip": clip, "policy": policy}
+        "memory": pool if pool is not None else memory, "devices": tuple(devices or ()), "mmproj": mmproj, "image": image, "clip": clip, "policy": policy,
+        "shares_weights": key in _open_weights}
     ask = _Asker(path, tuple(p.name for p in devices or ()))
     found = plan(path, **wishes)
     wants = int(found.windows.requested.tokens) or int(found.windows.ceiling.tokens)
@@ -136,6 +173,9 @@ def open(
             undo.push(lambda *_: store.close())
             planned.release()
             claims = [pool.claim(n, f"{kind} of {found.model}", resident=is_resident) for kind, n, is_resident in _kept(found)]
+            mapped = found.demand.weights.by_device.get(HOST, 0)
+            _enter(key, lambda: pool.claim(mapped, f"weights of {found.model}"))
+            store._weights = key
         else:
             store = _open(path, found, threads, deterministic)
             undo.push(lambda *_: store.close())
@@ -183,9 +223,9 @@ def _kept(found: Plan) -> list[tuple[str, int, bool]]:
     """(what, bytes, whether the system has them in its books already) of what an open store takes of the host."""
     host = [line for line in found.lines if line.device == HOST]
     written = sum(line.bytes for line in host if line.kind in ("kv", "recurrent", "output"))
-    mapped = sum(line.bytes for line in host if line.kind in ("weights", "projector"))
+    mapped = sum(line.bytes for line in host if line.kind == "projector")
     later = sum(line.bytes for line in host if line.kind in ("compute", "other"))
-    return [("cells", written, True), ("weights", mapped, False), ("compute buffers", later, False)]
+    return [("cells", written, True), ("projector", mapped, False), ("compute buffers", later, False)]
 
 
 def compare(found: Plan, actual: Memory) -> tuple[Difference, ...]:

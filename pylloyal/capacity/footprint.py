@@ -75,6 +75,8 @@ class Demand:
         What is there whatever the context: a projector, a media cache.
     measure : callable or None
         Asks the engine for compute buffers; without it there is a bound.
+    shares_weights : bool
+        They are in memory already, for another store of this process.
     """
 
     geometry: Geometry
@@ -84,13 +86,15 @@ class Demand:
     weights: Weights
     extras: tuple[Line, ...] = ()
     measure: Measure | None = None
+    shares_weights: bool = False
     _found: dict[int, tuple[Line, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, geometry: Geometry, metadata: Mapping[str, Any], settings: Settings, shares: Sequence[int], extras: tuple[Line, ...] = (), measure: Measure | None = None) -> Demand:
+    def of(cls, geometry: Geometry, metadata: Mapping[str, Any], settings: Settings, shares: Sequence[int], extras: tuple[Line, ...] = (), measure: Measure | None = None,
+           *, shares_weights: bool = False) -> Demand:
         placement = place(geometry, settings, shares)
         found = weights(metadata, geometry, placement) if isinstance(metadata, Header) else Weights({}, False, 0)
-        return cls(geometry, metadata, settings, placement, found, extras, measure)
+        return cls(geometry, metadata, settings, placement, found, extras, measure, shares_weights)
 
     def but(self, settings: Settings) -> Demand:
         """The same with settings that leave every layer where it is."""
@@ -109,7 +113,8 @@ class Demand:
         lines = []
         if isinstance(self.metadata, Header):
             known: Known = "exact" if self.weights.is_exact else "bound"
-            lines = [Line("weights", device, self.weights.by_device.get(device, 0), known, "weights") for device in self.placement.devices]
+            name, share = ("weights, shared", 0) if self.shares_weights else ("weights", 1)
+            lines = [Line(name, device, share * self.weights.by_device.get(device, 0), known, "weights") for device in self.placement.devices]
         return (*lines, *self.extras)
 
     def lines(self, n_ctx: int) -> tuple[Line, ...]:

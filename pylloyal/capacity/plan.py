@@ -172,6 +172,7 @@ def plan(
     kv_k: str | None = None, kv_v: str | None = None, swa_full: bool = True, flash_attn: bool = True, unified: bool = True, rs_seq: int = 0, outputs: int = 0, gpu_layers: int = 0,
     offload_kqv: bool = True, threads: int | None = None, memory: Pool | int | str | None = None, devices: Sequence[Pool] = (), mmproj: str | os.PathLike[str] | None = None,
     image: str | Sequence[str] = (), clip: str | Sequence[str] = (), beside: Sequence[Plan] = (), policy: Policy | None = None, measure: Measure | None = None,
+    shares_weights: bool = False,
 ) -> Plan:
     """Say from a model's header what a context would take and what fits. Opens no library and allocates nothing.
 
@@ -200,6 +201,8 @@ def plan(
     policy : Policy, optional
     measure : callable, optional
         Asks the engine for its compute buffers in place of the bound; see ``pylloyal.open``.
+    shares_weights : bool
+        The same file is open already in this process, with the same layers on the same devices: its weights are there once.
 
     Returns
     -------
@@ -230,7 +233,7 @@ def plan(
         raise InvalidArgumentError(f"{gpu_layers} layers on accelerators, and no accelerator is given")
     extras, media = _media(mmproj, [image] if isinstance(image, str) else image, [clip] if isinstance(clip, str) else clip, flash_attn=flash_attn)
     extras += _others(beside)
-    demand = Demand.of(shape, metadata, settings, shares if any(shares) else [1] * len(shares), extras, measure)
+    demand = Demand.of(shape, metadata, settings, shares if any(shares) else [1] * len(shares), extras, measure, shares_weights=shares_weights)
     notes = [] if isinstance(metadata, Header) else ["the weights are not in it: keys alone do not tell them"]
     request = parse_tokens(context)
     if request > shape.n_ctx_train:

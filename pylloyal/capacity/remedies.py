@@ -28,7 +28,7 @@ class Remedy:
     change : str
         What differs, in words.
     costs : tuple of int
-        Steps given up of: KV precision, cells beyond a sliding window, dispatch size, branches.
+        Steps given up of: KV precision, cells beyond a sliding window, dispatch size, branches, and the layers' places.
     """
 
     settings: Settings
@@ -51,25 +51,31 @@ def find_remedies(demand: Demand, budgets: Sequence[Budget], wanted: int, ceilin
         return ()
     reaching: list[Remedy] = []
     best: list[Remedy] = []
-    for settings, costs in _choices(demand):
-        changed = demand.but(settings)
+    for settings, costs in _choices(demand, len(budgets) - 1):
+        changed = _changed(demand, settings, budgets)
         if any(_dominates(found.costs, costs) for found in reaching):
             continue
         if fits(changed, budgets, goal):
             reaching.append(Remedy(settings, goal, _words(demand.settings, settings), costs))
     own = largest(demand, budgets)
     if own:
-        best.append(Remedy(demand.settings, min(own, goal), "", (0, 0, 0, 0)))
+        best.append(Remedy(demand.settings, min(own, goal), "", (0, 0, 0, 0, 0)))
     if not reaching:
-        smallest, costs = list(_choices(demand))[-1]
-        changed = demand.but(smallest)
+        smallest, costs = list(_choices(demand, len(budgets) - 1))[-1]
+        changed = _changed(demand, smallest, budgets)
         most = largest(changed, budgets)
         if most > own:
             best.append(Remedy(smallest, min(most, goal), _words(demand.settings, smallest), costs))
     return (*reaching[: MOST - 1], *best)
 
 
-def _choices(demand: Demand) -> Iterator[tuple[Settings, tuple[int, ...]]]:
+def _changed(demand: Demand, settings: Settings, budgets: Sequence[Budget]) -> Demand:
+    if settings.gpu_layers == demand.settings.gpu_layers:
+        return demand.but(settings)
+    return Demand.of(demand.geometry, demand.metadata, settings, [budget.free or 0 for budget in budgets[1:]], demand.extras, demand.measure, shares_weights=demand.shares_weights)
+
+
+def _choices(demand: Demand, n_devices: int) -> Iterator[tuple[Settings, tuple[int, ...]]]:
     """Settings that take less, by how much is given up."""
     s = demand.settings
     at = _SMALLER_KV.index(s.type_k) if s.type_k in _SMALLER_KV else len(_SMALLER_KV)
@@ -78,12 +84,15 @@ def _choices(demand: Demand) -> Iterator[tuple[Settings, tuple[int, ...]]]:
     size = s.n_ubatch or s.n_batch
     dispatches = [size, *(n for n in (128, 32) if n < size)]
     branches = [s.n_branches, *sorted({n for n in (s.n_branches // 2, s.n_branches // 4, 1) if 0 < n < s.n_branches}, reverse=True)]
+    most = demand.geometry.n_layer_all + 1
+    on = most if s.gpu_layers < 0 else s.gpu_layers
+    places = [s.gpu_layers, *([-1] if on < most else []), *sorted({on * part // 4 for part in (3, 2, 1, 0)} - {on}, reverse=True)] if n_devices else [s.gpu_layers]
     rows = []
-    for (i, kind), (j, full), (k, n_ubatch), (m, n_branches) in product(enumerate(kinds), enumerate(windows), enumerate(dispatches), enumerate(branches)):
+    for (i, kind), (j, full), (k, n_ubatch), (m, n_branches), (p, layers) in product(enumerate(kinds), enumerate(windows), enumerate(dispatches), enumerate(branches), enumerate(places)):
         n_batch = max(n_ubatch, n_branches) if not s.n_ubatch else s.n_batch
-        changed = s.but(type_k=kind[0], type_v=kind[1], swa_full=full, n_batch=n_batch, n_ubatch=0 if not s.n_ubatch else n_ubatch, n_branches=n_branches)
-        if i + j + k + m and not changed.conflicts(demand.geometry):
-            rows.append((changed, (i, j, k, m)))
+        changed = s.but(type_k=kind[0], type_v=kind[1], swa_full=full, n_batch=n_batch, n_ubatch=0 if not s.n_ubatch else n_ubatch, n_branches=n_branches, gpu_layers=layers)
+        if i + j + k + m + p and not changed.conflicts(demand.geometry):
+            rows.append((changed, (i, j, k, m, p)))
     yield from sorted(rows, key=lambda row: (sum(row[1]), row[1]))
 
 
@@ -101,4 +110,6 @@ def _words(old: Settings, new: Settings) -> str:
         parts.append(f"dispatches of {new.n_ubatch or new.n_batch}")
     if new.n_branches != old.n_branches:
         parts.append(f"{new.n_branches} branches" if new.n_branches > 1 else "1 branch")
+    if new.gpu_layers != old.gpu_layers:
+        parts.append("all layers on accelerators" if new.gpu_layers < 0 else f"{new.gpu_layers} layers on accelerators")
     return " and ".join(parts)

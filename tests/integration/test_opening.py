@@ -138,12 +138,31 @@ def test_the_second_plan_sees_the_first(paths: dict[str, Path]) -> None:
     with pylloyal.open(paths["tiny-llama"], context=2048, memory=pool, threads=1) as first:
         free = pool.free()
         assert free is not None and free == there_is - first.plan.need
+        assert first.plan.totals["weights_bytes"] > 0
         with pytest.raises(errors.InsufficientMemoryError) as caught:
             pylloyal.open(paths["tiny-llama"], context=2048, memory=pool, threads=1)
         assert caught.value.have is not None and caught.value.have <= free
         assert pool.free() == free
     assert pool.free() == there_is
     pylloyal.open(paths["tiny-llama"], context=2048, memory=pool, threads=1).close()
+
+
+def test_two_stores_on_one_file_have_its_weights_once(paths: dict[str, Path]) -> None:
+    pool = FixedPool("RAM", 64 * MIB, 64 * MIB)
+    first = pylloyal.open(paths["tiny-llama"], context=256, memory=pool, threads=1)
+    second = pylloyal.open(paths["tiny-llama"], context=512, memory=pool, threads=1)
+    weights = first.plan.totals["weights_bytes"]
+    assert weights > 0 and second.plan.totals["weights_bytes"] == 0
+    assert pool.free() == 64 * MIB - first.plan.need - second.plan.need
+    first.close()
+    assert pool.free() == 64 * MIB - second.plan.need - weights  # the second still has them
+    elsewhere = FixedPool("RAM", 64 * MIB, 64 * MIB)
+    with pylloyal.open(paths["tiny-llama"], context=256, memory=elsewhere, threads=1) as third:
+        assert third.plan.totals["weights_bytes"] == weights  # another budget
+    second.close()
+    assert pool.free() == 64 * MIB
+    with pylloyal.open(paths["tiny-llama"], context=256, memory=pool, threads=1) as fourth:
+        assert fourth.plan.totals["weights_bytes"] == weights
 
 
 def test_auto_takes_what_there_is(paths: dict[str, Path]) -> None:

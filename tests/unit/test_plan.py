@@ -246,6 +246,22 @@ def test_a_second_context_is_a_second_set_of_everything(model: Path) -> None:
     assert both.totals == alone.totals and both.windows.fits.tokens < alone.windows.fits.tokens
 
 
+def test_layers_are_a_remedy_too(model: Path) -> None:
+    """What a full accelerator cannot take, fewer layers on it can; what is too much for the host, more layers can."""
+    card, roomy = FixedPool("CUDA0", 8 * GIB, 48 * MIB), FixedPool("CUDA0", 8 * GIB, 8 * GIB)
+    policy = Policy(least_reserve_bytes=0, reserve_percent=0)
+    for pool_on, host, layers in ((card, "8GiB", -1), (roomy, "48MiB", 1)):
+        made = plan(model, context=32768, gpu_layers=layers, devices=[pool_on], memory=host, policy=policy)
+        assert made.verdict == "refused"
+        moved = [remedy for remedy in made.remedies if remedy.settings.gpu_layers != layers]
+        assert moved
+        for remedy in moved:
+            s = remedy.settings
+            again = plan(model, context=remedy.n_ctx, gpu_layers=s.gpu_layers, devices=[pool_on], memory=host, policy=policy, kv_k=s.type_k, kv_v=s.type_v, batch=s.n_batch, ubatch=s.n_ubatch,
+                         branches=s.n_branches)
+            assert again.verdict == "fits", remedy
+
+
 def test_policy_is_in_the_ledger(model: Path) -> None:
     none = plan(model, memory="1GiB", policy=Policy(headroom_percent=0))
     half = plan(model, memory="1GiB", policy=Policy(headroom_percent=50))

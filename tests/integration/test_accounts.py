@@ -25,7 +25,8 @@ from pylloyal.kernel.devices import devices
 from pylloyal.kernel.dry_run import DryRun, Memory, dry_run, projector_dry_run
 
 DECODERS = [name for name, spec in SPECS.items() if spec.is_decoder]
-PROJECTORS = [name for name in SPECS if name.startswith("mmproj-")]
+# Those whose encoder gets a picture as it comes, or always one size: what the others get depends on tiles and limits (test_capacity_media.py).
+PROJECTORS = [f"mmproj-tiny-{kind}" for kind in ("qwen2vl", "qwen3vl", "gemma3", "smolvlm")]
 OPTIONS: dict[str, dict[str, Any]] = {
     "all_defaults": {},
     "small": {"n_ctx": 1024},

@@ -62,5 +62,8 @@ class Saving(Basis):
         if len(kept.cells) > self.other.pressure().cells_remaining:
             return
         with self.other.from_bytes(data) as made:
-            assert made.to_bytes() == data
+            again = made.to_bytes()
+            assert len(again) == len(data) and pylloyal.describe_saved(again) == pylloyal.describe_saved(data)
+            if str(self.store.model.path).startswith("stub:"):  # llama.cpp also writes which sequence each cell was in
+                assert again == data
             self.tally.done["load_elsewhere"] += 1

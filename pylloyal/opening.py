@@ -5,9 +5,9 @@ import contextlib
 import hashlib
 import json
 import os
-import threading
 import warnings
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +62,7 @@ class PlannedStore(Store):
     differences: tuple[Difference, ...]
     admission: Admission
     _claims: list[Claim]
-    _weights: tuple[object, ...] | None = None
+    _weights: Claim | None = None
 
     def close(self) -> None:
         super().close()
@@ -70,39 +70,17 @@ class PlannedStore(Store):
         self.model.close()
         for claim in self._claims:
             claim.release()
-        if self._weights is not None:
-            _leave(self._weights)
-            self._weights = None
+        self._weights = None
 
 
-# The engine has the weights of a file once, however many stores are open on it, so they are claimed once: by (file, layers, pool).
-_open_weights: dict[tuple[object, ...], tuple[int, Claim]] = {}
-_entering = threading.Lock()
+# The engine has the weights of a file once, however many stores are open on it, so they are claimed once: by (file, layers, pool). Every
+# store holds the claim; it goes with the last of them, closed or collected.
+_weights: weakref.WeakValueDictionary[tuple[object, ...], Claim] = weakref.WeakValueDictionary()
 
 
-def _enter(key: tuple[object, ...], claim: Callable[[], Claim]) -> None:
-    with _entering:
-        n, held = _open_weights.get(key) or (0, claim())
-        _open_weights[key] = n + 1, held
-
-
-def _leave(key: tuple[object, ...]) -> None:
-    with _entering:
-        n, held = _open_weights.get(key, (0, None))
-        if n > 1 and held is not None:
-            _open_weights[key] = n - 1, held
-        elif _open_weights.pop(key, None) and held is not None:
-            held.release()
-
-
-def _after_fork() -> None:
-    global _entering
-    _open_weights.clear()  # as the claims are, and the handles
-    _entering = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+def _held(key: tuple[object, ...]) -> Claim | None:
+    claim = _weights.get(key)
+    return None if claim is None or claim.is_released else claim  # released: a parent's, in a forked child
 
 
 def open(
@@ -156,7 +134,7 @@ def open(
         "context": context, "branches": branches, "batch": batch, "ubatch": ubatch, "kv": kv, "kv_k": kv_k, "kv_v": kv_v, "swa_full": swa_full, "flash_attn": flash_attn, "rs_seq": rs_seq,
         "outputs": outputs, "gpu_layers": gpu_layers, "offload_kqv": offload_kqv, "threads": threads,
         "memory": pool if pool is not None else memory, "devices": tuple(devices or ()), "mmproj": mmproj, "image": image, "clip": clip, "policy": policy,
-        "shares_weights": key in _open_weights}
+        "shares_weights": _held(key) is not None}
     ask = _Asker(path, tuple(p.name for p in devices or ()))
     found = plan(path, **wishes)
     wants = int(found.windows.requested.tokens) or int(found.windows.ceiling.tokens)
@@ -174,8 +152,7 @@ def open(
             planned.release()
             claims = [pool.claim(n, f"{kind} of {found.model}", resident=is_resident) for kind, n, is_resident in _kept(found)]
             mapped = found.demand.weights.by_device.get(HOST, 0)
-            _enter(key, lambda: pool.claim(mapped, f"weights of {found.model}"))
-            store._weights = key
+            store._weights = _weights[key] = _held(key) or pool.claim(mapped, f"weights of {found.model}")
         else:
             store = _open(path, found, threads, deterministic)
             undo.push(lambda *_: store.close())

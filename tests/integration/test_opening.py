@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 import subprocess
 import sys
@@ -163,6 +164,17 @@ def test_two_stores_on_one_file_have_its_weights_once(paths: dict[str, Path]) ->
     assert pool.free() == 64 * MIB
     with pylloyal.open(paths["tiny-llama"], context=256, memory=pool, threads=1) as fourth:
         assert fourth.plan.totals["weights_bytes"] == weights
+
+
+def test_a_store_that_is_only_dropped_gives_everything_back(paths: dict[str, Path]) -> None:
+    pool = FixedPool("RAM", 64 * MIB, 64 * MIB)
+    store = pylloyal.open(paths["tiny-llama"], context=256, memory=pool, threads=1)
+    assert pool.free() == 64 * MIB - store.plan.need
+    del store
+    gc.collect()
+    assert pool.free() == 64 * MIB
+    with pylloyal.open(paths["tiny-llama"], context=256, memory=pool, threads=1) as again:
+        assert again.plan.totals["weights_bytes"] > 0  # nobody else has them
 
 
 def test_auto_takes_what_there_is(paths: dict[str, Path]) -> None:

@@ -84,3 +84,13 @@ def test_the_engine_keeps_what_we_say(name: str, oracle: Oracle, tmp_path: Path)
         assert (shape.is_causal, shape.n_embd_out) == (bool(answer["causal"]), answer["n_embd_out"]), i
         n_equal += 1
     assert n_equal >= N_HEADERS // 3  # headers that were refused prove little
+
+
+@pytest.mark.parametrize(("ratios", "is_taken"), [((4, 128), True), ((4,), False), ((128,), False), ((0,), False)])
+def test_deepseek4_needs_both_ratios(ratios: tuple[int, ...], is_taken: bool) -> None:
+    """Its graph divides by what layers of either have."""
+    metadata, _ = random_metadata("deepseek4", random.Random(1))
+    n = metadata["deepseek4.block_count"]
+    assert n >= 2
+    shape = geometry(metadata | {"deepseek4.attention.compress_ratios": [ratios[i % len(ratios)] for i in range(n)]})
+    assert ("compression ratios" not in Settings().conflicts(shape)) == is_taken

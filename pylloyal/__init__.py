@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .kernel.embedder import EmbedderStatistics as EmbedderStatistics
     from .kernel.grammar import Grammar as Grammar
     from .kernel.grammar import GrammarMatch as GrammarMatch
+    from .kernel.grammar import Trigger as Trigger
     from .kernel.measures import BranchStatistics as BranchStatistics
     from .kernel.measures import Distribution as Distribution
     from .kernel.measures import Level as Level
@@ -84,7 +85,7 @@ _HOME = {
     "Branch": "kernel.branch",
     "ChatMessage": "kernel.chat", "ChatPrompt": "kernel.chat", "Continuation": "kernel.chat",
     "Embedder": "kernel.embedder", "EmbedderStatistics": "kernel.embedder",
-    "Grammar": "kernel.grammar", "GrammarMatch": "kernel.grammar", "Model": "kernel.model", "ModelStatistics": "kernel.model", "Sampling": "kernel.sampling",
+    "Grammar": "kernel.grammar", "GrammarMatch": "kernel.grammar", "Trigger": "kernel.grammar", "Model": "kernel.model", "ModelStatistics": "kernel.model", "Sampling": "kernel.sampling",
     "BranchStatistics": "kernel.measures", "Distribution": "kernel.measures", "Level": "kernel.measures", "LogitsView": "kernel.measures", "Metrics": "kernel.measures", "Priors": "kernel.measures",
     "Finish": "kernel.outcomes", "Pressure": "kernel.outcomes", "PromptOutcome": "kernel.outcomes", "StoreStatistics": "kernel.outcomes", "Ticks": "kernel.outcomes",
     **dict.fromkeys(("Part", "PartSource", "PixelPart", "PlaceholderPart", "RowPart", "SoundPart", "TextPart", "TokenPart"), "kernel.parts"),

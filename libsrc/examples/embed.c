@@ -32,11 +32,11 @@ int main(int argc, char ** argv) {
     check(pyl_tokenize(model, prompt, strlen(prompt), PYL_TOKENIZE_ADD_SPECIAL, tokens, MAX_PROMPT, &n_tokens), "pyl_tokenize");
 
     pyl_branch root, branches[N_BRANCHES];
-    check(pyl_branch_create(store, &root, 0, NULL), "pyl_branch_create");
+    check(pyl_branch_create(store, &root, 0, NULL, NULL), "pyl_branch_create");
     pyl_run run = {sizeof run, (uint32_t)n_tokens, root, tokens, 0, 0};
     check(pyl_prefill_n(store, &run, 1, 0, NULL), "pyl_prefill_n");
     const uint64_t seeds[N_BRANCHES] = {1, 2, 3};
-    check(pyl_branch_fork_n(store, root, branches, N_BRANCHES, seeds), "pyl_branch_fork_n");
+    check(pyl_branch_fork_n(store, root, branches, N_BRANCHES, seeds, 0), "pyl_branch_fork_n");
 
     int32_t drawn[N_BRANCHES][N_STEPS];
     pyl_lane lanes[N_BRANCHES] = {{0}};

@@ -251,7 +251,7 @@ PYL_API int32_t pyl_token_flags(const pyl_model * model, const int32_t * tokens,
  *            of another template, the caller's own choice), template_kwargs {name: any JSON, but no name that has an option
  *            here}, parser (auto|content). An unknown key is PYL_E_FORMAT, in messages, their parts and calls, and tools too.
  *   out      JSON: prompt, generation_prompt, add_special (true when the prompt is to be tokenised with
- *            PYL_TOKENIZE_ADD_SPECIAL), grammar (pass the whole JSON to pyl_branch_set_chat_grammar), grammar_prefill, grammar_lazy, triggers [{type (word|token|pattern|pattern_full), value, token}],
+ *            PYL_TOKENIZE_ADD_SPECIAL), grammar (pass the whole JSON as a pyl_grammar of PYL_GRAMMAR_CHAT), grammar_prefill, grammar_lazy, triggers [{type (word|token|pattern|pattern_full), value, token}],
  *            stops, preserved_tokens, thinking {supported, start, ends}, parser {format, reasoning_format, generation_prompt,
  *            rules}: pass `parser` to pyl_chat_parse; notes [what the engine had to change about the messages].
  *            Owned (pyl_text_free).
@@ -421,6 +421,7 @@ typedef struct pyl_sampling {
     int32_t penalty_last_n;  /* tokens looked back at, 0..65536 */
     int32_t seed_mode;       /* PYL_SEED_* */
     uint64_t seed;
+    int32_t ignore_eog;      /* 1: no token that ends a generation is ever drawn */
 } pyl_sampling;
 
 /* Fills in the defaults: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, the rest off, PYL_SEED_KEEP. Thread: any. */
@@ -433,18 +434,29 @@ PYL_API int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, co
 /* The params in force, with the seed really used (also when it came from the operating system). Thread: store. */
 PYL_API int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
 
-/* Constrains a branch to a GBNF grammar from its next token on; n_gbnf == 0 lifts the constraint. A grammar that does not
- * parse is PYL_E_GRAMMAR with line and column, and the one in force stays. When a text can be read in more than 2,048 ways
- * (need tells how many), whatever would draw or commit next under the grammar is PYL_E_GRAMMAR, unchanged. Thread: store.
- *   root  NUL-terminated name of the start rule; NULL for "root". */
-PYL_API int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
+#define PYL_GRAMMAR_GBNF 0
+#define PYL_GRAMMAR_CHAT 1
 
-/* Constrains a branch to the grammar of a rendered conversation, from the first token after its prompt on.
- *   rendered  the JSON pyl_chat_render gave, or an object with its grammar, grammar_prefill (what the grammar has already seen: the
- *             end of the prompt, which template grammars begin with), grammar_lazy and triggers. A lazy grammar binds from the
- *             first trigger on; until then anything goes. An empty grammar lifts the constraint.
- * Errors: PYL_E_GRAMMAR (also when the grammar does not take the prefill), PYL_E_FORMAT: the grammar in force stays. Thread: store. */
-PYL_API int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered);
+/* What a branch may say. */
+typedef struct pyl_grammar {
+    uint32_t struct_size;
+    int32_t kind;          /* PYL_GRAMMAR_* */
+    const char * text;     /* n_text bytes; none, or a conversation without a grammar: no constraint. GBNF: the rules. CHAT: the JSON
+                              pyl_chat_render gave, or an object with its grammar, grammar_prefill (what the grammar has already seen: the
+                              end of the prompt, which template grammars begin with), grammar_lazy and triggers */
+    size_t n_text;
+    const char * root;     /* GBNF: NUL-terminated name of the start rule; NULL for "root" */
+    const char * triggers; /* GBNF: n_triggers bytes of JSON as in what pyl_chat_render gives: [{type (word|token|pattern|pattern_full), value,
+                              token}]. The grammar then is lazy: it binds from the first trigger on, which belongs to it, and until then
+                              anything goes. NULL: it binds from the next token on */
+    size_t n_triggers;
+} pyl_grammar;
+
+/* Constrains a branch from its next token on; NULL lifts the constraint. Copied. Otherwise, the grammar in force stays: PYL_E_GRAMMAR, with line and
+ * column, when it does not parse (or does not take what it is told to have seen), PYL_E_FORMAT (CHAT, triggers: not the JSON above),
+ * PYL_E_STALE, PYL_E_POISONED. When a text can be read in more than 2,048 ways (need tells how many), whatever would draw or commit
+ * next under the grammar is PYL_E_GRAMMAR, unchanged. Thread: store. */
+PYL_API int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const pyl_grammar * grammar);
 
 #define PYL_BIAS 0  /* part of the branch: forks carry it */
 #define PYL_STEER 1 /* for this branch alone: forks do not carry it, fast_forward moves it */
@@ -486,16 +498,20 @@ PYL_API int32_t pyl_branch_get_metrics(pyl_store * store, pyl_branch branch, pyl
 /* Makes a new root: empty, no logits, its own lease.
  *   start_pos  first position it will decode at (0 for a fresh conversation); earlier cells are not charged to it.
  *   sampling   Copied; NULL for the defaults.
- * Errors: PYL_E_NO_LEASE, PYL_E_INVALID. All or nothing. Thread: store. */
-PYL_API int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
+ *   grammar    Copied; NULL for none.
+ * Errors: PYL_E_NO_LEASE, PYL_E_INVALID, and those of pyl_branch_set_grammar. All or nothing. Thread: store. */
+PYL_API int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling, const pyl_grammar * grammar);
+
+#define PYL_FORK_WITHOUT_LOGITS 1u /* the children begin without logits: for those that decode before they are sampled */
 
 /* Forks `source` n times in O(n), without decoding or copying a cell. Each child shares the parent's cells and clones its
  * sampling (random stream and penalty window), grammar state and logits: without a seed of its own it continues exactly
  * as the parent would.
  *   out    n handles, all or none.
  *   seeds  n seeds, or NULL to keep the parent's stream in every child. Copied.
+ *   flags  PYL_FORK_*, or 0.
  * Errors: PYL_E_NO_LEASE (need, have), PYL_E_STALE, PYL_E_POISONED, PYL_E_INVALID. Thread: store. */
-PYL_API int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);
+PYL_API int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds, uint32_t flags);
 
 /* Prunes leaves: their own cells and leases are free again. A handle that is stale already is skipped. With any that has
  * children outside the list, PYL_E_HAS_CHILDREN with its index, and nothing is pruned. Thread: store. */

@@ -173,9 +173,8 @@ public:
     Tokens tokenize(std::string_view text, uint32_t flags) const override { return model_->tokenize(text, flags); }
     std::string piece(Token token, bool special) const override { return model_->piece(token, special); }
     uint32_t token_flags(Token token) const override { return model_->token_flags(token); }
-    std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override { return model_->grammar(gbnf, root); }
+    std::unique_ptr<Grammar> grammar(const GrammarSource & source) const override { return model_->grammar(source); }
     std::string chat_render(std::string_view request) const override { return model_->chat_render(request); }
-    std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override { return model_->chat_grammar(rendered); }
     size_t n_sections() const override { return model_->n_sections(); }
     ModelIdentity identity() const override { return model_->identity(); }
     std::unique_ptr<Context> open(const ContextParams & params) const override { return std::make_unique<Cache>(model_->open(params), around_, sees_); }

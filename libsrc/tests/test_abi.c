@@ -45,9 +45,19 @@ static pyl_store * open_store(const pyl_model * model, uint32_t n_ctx) {
     return store;
 }
 
+static int32_t set_gbnf(pyl_store * store, pyl_branch branch, const char * text, size_t n, const char * root) {
+    const pyl_grammar grammar = {sizeof grammar, PYL_GRAMMAR_GBNF, text, n, root, NULL, 0};
+    return pyl_branch_set_grammar(store, branch, &grammar);
+}
+
+static int32_t set_chat(pyl_store * store, pyl_branch branch, const char * text, size_t n) {
+    const pyl_grammar grammar = {sizeof grammar, PYL_GRAMMAR_CHAT, text, n, NULL, NULL, 0};
+    return pyl_branch_set_grammar(store, branch, &grammar);
+}
+
 static pyl_branch new_branch(pyl_store * store) {
     pyl_branch out = 0;
-    OK(pyl_branch_create(store, &out, 0, NULL));
+    OK(pyl_branch_create(store, &out, 0, NULL, NULL));
     return out;
 }
 
@@ -458,19 +468,19 @@ static void test_branches(const pyl_model * model) {
     IS(PYL_SEED_KEEP, s.seed_mode);
     pyl_branch root = 0, second = 0;
     s.seed_mode = PYL_SEED_SET, s.seed = 42;
-    OK(pyl_branch_create(store, &root, 0, &s));
-    OK(pyl_branch_create(store, &second, 100, NULL));
+    OK(pyl_branch_create(store, &root, 0, &s, NULL));
+    OK(pyl_branch_create(store, &second, 100, NULL, NULL));
     CHECK(root != 0 && second != 0 && root != second);
     IS(100, describe(store, second).position);
     pyl_branch out = 4711;
-    INVALID(pyl_branch_create(store, &out, -1, NULL));
+    INVALID(pyl_branch_create(store, &out, -1, NULL, NULL));
     s.temperature = NAN;
-    INVALID(pyl_branch_create(store, &out, 0, &s));
+    INVALID(pyl_branch_create(store, &out, 0, &s, NULL));
     CHECK(strstr(pyl_error_last()->message, "temperature") != NULL);
     INVALID(pyl_branch_set_sampling(store, root, &s));
     pyl_sampling_init(&s);
     s.seed_mode = 3;
-    INVALID(pyl_branch_create(store, &out, 0, &s));
+    INVALID(pyl_branch_create(store, &out, 0, &s, NULL));
     INVALID(pyl_branch_set_sampling(store, root, &s));
     IS(4711, out);
 
@@ -508,8 +518,8 @@ static void test_branches(const pyl_model * model) {
     /* Forks, the list and its size query. */
     pyl_branch kids[3] = {0, 0, 0}, list[8];
     const uint64_t seeds[3] = {1, 2, 3};
-    OK(pyl_branch_fork_n(store, root, kids, 3, seeds));
-    OK(pyl_branch_fork_n(store, root, NULL, 0, NULL));
+    OK(pyl_branch_fork_n(store, root, kids, 3, seeds, 0));
+    OK(pyl_branch_fork_n(store, root, NULL, 0, NULL, 0));
     size_t n = 77;
     INVALID(pyl_branch_list(store, 0, NULL, 0, &n));
     IS(6, n);
@@ -525,12 +535,12 @@ static void test_branches(const pyl_model * model) {
     IS(3, describe(store, root).n_children);
 
     /* Grammar. */
-    OK(pyl_branch_set_grammar(store, kids[0], "root ::= \"hi\"", 13, NULL));
-    OK(pyl_branch_set_grammar(store, kids[1], "start ::= \"ho\"", 14, "start"));
-    IS(PYL_E_GRAMMAR, pyl_branch_set_grammar(store, kids[0], "bad", 3, NULL));
+    OK(set_gbnf(store, kids[0], "root ::= \"hi\"", 13, NULL));
+    OK(set_gbnf(store, kids[1], "start ::= \"ho\"", 14, "start"));
+    IS(PYL_E_GRAMMAR, set_gbnf(store, kids[0], "bad", 3, NULL));
     IS(1, describe(store, kids[0]).has_grammar);
     IS(2, live().grammars);
-    OK(pyl_branch_set_grammar(store, kids[1], NULL, 0, NULL));
+    OK(set_gbnf(store, kids[1], NULL, 0, NULL));
     IS(1, live().grammars);
 
     /* Tick, commit, logits. */
@@ -539,7 +549,7 @@ static void test_branches(const pyl_model * model) {
     pyl_lane lanes[2] = {lane_of(kids[0]), lane_of(kids[1])};
     lanes[1].max_tokens = 2;
     pyl_tick tick = tick_of(4);
-    OK(pyl_branch_set_grammar(store, kids[1], "root ::= \"abcdef\"", 17, NULL));
+    OK(set_gbnf(store, kids[1], "root ::= \"abcdef\"", 17, NULL));
     OK(pyl_tick_n(store, &tick, lanes, 2, rows[0]));
     CHECK(lanes[0].n_tokens == 2 && rows[0][0] == 'h' && rows[0][1] == 'i' && lanes[0].finish == PYL_FINISH_EOG && lanes[0].final_token >= 257);
     CHECK(lanes[1].n_tokens == 2 && rows[1][0] == 'a' && rows[1][1] == 'b' && lanes[1].finish == PYL_FINISH_LENGTH && lanes[1].final_token == -1);
@@ -600,9 +610,9 @@ static void test_null_in_store(const pyl_model * model) {
     INVALID(pyl_store_pressure(store, NULL));
     INVALID(pyl_branch_set_sampling(store, b, NULL));
     INVALID(pyl_branch_get_sampling(store, b, NULL));
-    INVALID(pyl_branch_set_grammar(store, b, NULL, 3, NULL));
-    INVALID(pyl_branch_create(store, NULL, 0, NULL));
-    INVALID(pyl_branch_fork_n(store, b, NULL, 1, NULL));
+    INVALID(set_gbnf(store, b, NULL, 3, NULL));
+    INVALID(pyl_branch_create(store, NULL, 0, NULL, NULL));
+    INVALID(pyl_branch_fork_n(store, b, NULL, 1, NULL, 0));
     INVALID(pyl_branch_prune_n(store, NULL, 1));
     INVALID(pyl_branch_describe(store, b, NULL));
     INVALID(pyl_branch_list(store, 0, &out, 1, NULL));
@@ -671,8 +681,22 @@ static void test_null_in_store(const pyl_model * model) {
     INVALID(pyl_branch_reseed_kv(store, b, NULL, 1, NULL));
     INVALID(pyl_branch_reseed_kv(store, b, NULL, 0, NULL));
     IS(PYL_E_STALE, pyl_branch_reseed_kv(store, 0, hello, 1, NULL));
-    INVALID(pyl_branch_set_chat_grammar(store, b, NULL, 5));
-    IS(PYL_E_UNSUPPORTED, pyl_branch_set_chat_grammar(store, b, "{}", 2));
+    INVALID(set_chat(store, b, NULL, 5));
+    IS(PYL_E_UNSUPPORTED, set_chat(store, b, "{}", 2));
+    pyl_grammar grammar = {sizeof grammar, 2, "x", 1, NULL, NULL, 0};
+    INVALID(pyl_branch_set_grammar(store, b, &grammar)); /* a kind there is not */
+    grammar.kind = PYL_GRAMMAR_CHAT, grammar.root = "root";
+    INVALID(pyl_branch_set_grammar(store, b, &grammar)); /* a conversation has no start rule to choose */
+    grammar.root = NULL, grammar.triggers = "[]", grammar.n_triggers = 2;
+    INVALID(pyl_branch_set_grammar(store, b, &grammar)); /* nor triggers beside its own */
+    grammar.kind = PYL_GRAMMAR_GBNF, grammar.triggers = NULL;
+    INVALID(pyl_branch_set_grammar(store, b, &grammar));
+    grammar.triggers = "[]";
+    IS(PYL_E_UNSUPPORTED, pyl_branch_set_grammar(store, b, &grammar)); /* the stub's are never lazy */
+    grammar.struct_size = 0;
+    INVALID(pyl_branch_set_grammar(store, b, &grammar));
+    IS(0, describe(store, b).has_grammar);
+    OK(pyl_branch_set_grammar(store, b, NULL));
     IS(PYL_E_DIVERGED, pyl_branch_fast_forward(store, b, b));
     IS(PYL_E_STALE, pyl_branch_fast_forward(store, b, 0));
     OK(pyl_branch_legal_n(store, b, &one_token, 1, &one_byte));
@@ -712,9 +736,9 @@ static void test_null_in_store(const pyl_model * model) {
         IS(0, pyl_store_epoch(bad));
         CLOSED(pyl_branch_set_sampling(bad, b, &s));
         CLOSED(pyl_branch_get_sampling(bad, b, &s));
-        CLOSED(pyl_branch_set_grammar(bad, b, NULL, 0, NULL));
-        CLOSED(pyl_branch_create(bad, &out, 0, NULL));
-        CLOSED(pyl_branch_fork_n(bad, b, &out, 1, NULL));
+        CLOSED(set_gbnf(bad, b, NULL, 0, NULL));
+        CLOSED(pyl_branch_create(bad, &out, 0, NULL, NULL));
+        CLOSED(pyl_branch_fork_n(bad, b, &out, 1, NULL, 0));
         CLOSED(pyl_branch_prune_n(bad, &b, 1));
         CLOSED(pyl_branch_prune_subtree(bad, b));
         CLOSED(pyl_branch_retain_only(bad, b));
@@ -731,7 +755,7 @@ static void test_null_in_store(const pyl_model * model) {
         CLOSED(pyl_branch_merge_logits(bad, b, NULL, 0, 1.0f));
         CLOSED(pyl_branch_legal_n(bad, b, NULL, 0, NULL));
         CLOSED(pyl_branch_set_bias(bad, b, PYL_BIAS, NULL, NULL, 0));
-        CLOSED(pyl_branch_set_chat_grammar(bad, b, "{}", 2));
+        CLOSED(set_chat(bad, b, "{}", 2));
         CLOSED(pyl_branch_fast_forward(bad, b, b));
         metrics.struct_size = sizeof metrics;
         CLOSED(pyl_branch_save(bad, b, 0, &text));
@@ -966,7 +990,7 @@ static void test_struct_sizes(const pyl_model * model) {
             fprintf(stderr, "    struct_size %u: %s\n", (unsigned)size, pyl_error_last()->message);
         }
         pyl_branch other = 0;
-        if (CHECK(pyl_branch_create(the_store, &other, 0, part) == PYL_OK)) OK(pyl_branch_prune_n(the_store, &other, 1));
+        if (CHECK(pyl_branch_create(the_store, &other, 0, part, NULL) == PYL_OK)) OK(pyl_branch_prune_n(the_store, &other, 1));
         free(part);
     }
     pyl_store_params sp;
@@ -1026,7 +1050,7 @@ static void test_struct_sizes(const pyl_model * model) {
         defaults.struct_size = wrong[i], sp.struct_size = wrong[i], mp.struct_size = wrong[i], ep.struct_size = wrong[i];
         pyl_embedder * embedder = NULL;
         INVALID(pyl_embedder_open(&embedder, model, &ep));
-        INVALID(pyl_branch_create(the_store, &b, 0, &defaults));
+        INVALID(pyl_branch_create(the_store, &b, 0, &defaults, NULL));
         INVALID(pyl_branch_set_sampling(the_store, the_branch, &defaults));
         INVALID(pyl_store_open(&store, model, &sp));
         INVALID(pyl_model_open(&other, "stub:", 5, &mp));
@@ -1080,7 +1104,7 @@ static void test_errors(const pyl_model * model) {
     IS(PYL_E_STALE, pyl_commit_n(store, both, tokens, 2));
     IS(1, e->index);
     pyl_branch many[20];
-    IS(PYL_E_NO_LEASE, pyl_branch_fork_n(store, a, many, 20, NULL));
+    IS(PYL_E_NO_LEASE, pyl_branch_fork_n(store, a, many, 20, NULL, 0));
     IS(20, e->need);
     IS(6, e->have);
     CLOSED(pyl_store_free(NULL));
@@ -1132,7 +1156,7 @@ static void test_saved(const pyl_model * model) {
     IS(2, live().texts);
     IS(300 * sizeof(float), pyl_text_size(text) - pyl_text_size(bare));
     OK(pyl_saved_describe((const uint8_t *)pyl_text_data(text), pyl_text_size(text), &told));
-    CHECK(contains(told, "\"format\":1") && contains(told, "\"position\":5") && contains(told, "\"cells\":5") && contains(told, "\"has_logits\":true") && contains(told, "\"has_grammar\":false"));
+    CHECK(contains(told, "\"format\":2") && contains(told, "\"position\":5") && contains(told, "\"cells\":5") && contains(told, "\"has_logits\":true") && contains(told, "\"has_grammar\":false"));
     CHECK(contains(told, "\"engine\":\"stub 1\"") && contains(told, "\"n_vocab\":300") && contains(told, "\"type_k\":\"f16\""));
     char size[64];
     snprintf(size, sizeof size, "\"bytes\":%u,", (unsigned)pyl_text_size(text));

@@ -151,7 +151,7 @@ void test_forced_and_greedy() {
 
     // Under a grammar that leaves one token, it is no surprise for the sampler, whatever the model thinks.
     const pyl_branch strict = fork(store, branch, 1)[0];
-    store.set_grammar(strict, "root ::= \"abc\"", "root");
+    store.set_grammar(strict, {false, "root ::= \"abc\"", "root"});
     store.set_metrics(strict, both);
     store.get(strict).sampler.set_params(wild());
     Lanes g = lanes({strict}, 9);
@@ -240,7 +240,7 @@ void test_metrics_of_what_failed() {
     Store store(model(), context());
     const pyl_branch a = root(store, text(8), greedy(), 3);
     store.set_metrics(a, both);
-    store.set_grammar(a, "root ::= \"x\"", "root");
+    store.set_grammar(a, {false, "root ::= \"x\"", "root"});
     CHECK_THROWS(PYL_E_GRAMMAR, commit(store, {a}, {'y'}));
     CHECK_EQ(store.get(a).metrics.n_tokens, 0);
     Lanes l = lanes({a}, 5);
@@ -292,7 +292,7 @@ void test_priors() {
     bias(store, branch, PYL_BIAS, {}, {});
     CHECK(snapshot(store) == before);
 
-    store.set_grammar(branch, "root ::= \"ab\"", "root");
+    store.set_grammar(branch, {false, "root ::= \"ab\"", "root"});
     check_whole(1);
     CHECK(tokens[0] == 'a' && log_probs[0] == 0);
     check_whole(1);  // asking changed nothing
@@ -301,7 +301,7 @@ void test_priors() {
     CHECK_THROWS(PYL_E_ILLEGAL, store.priors(branch, tokens, log_probs.data()));
     CHECK_EQ(tokens[0], -7);
     bias(store, branch, PYL_BIAS, {}, {});
-    store.set_grammar(branch, "", "root");
+    store.set_grammar(branch, {false, "", "root"});
 
     // Ties go to the smaller id; a vast bias is no NaN, and two of them are even.
     store.set_logits(branch, Row(300, 1.5f));
@@ -361,7 +361,7 @@ struct Grove {
         bystander = root(store, text(9, 2), wild(), 4);
         below = fork(store, source, 1)[0];
         store.set_metrics(source, both);
-        store.set_grammar(source, "root ::= \"abc\"", "root");
+        store.set_grammar(source, {false, "root ::= \"abc\"", "root"});
         never_ends(store, bystander);
     }
 };
@@ -505,7 +505,7 @@ void test_reseed() {
         Store store(model(), alone ? deterministic(context(64, 16, 5)) : context(64, 16, 5));
         const pyl_branch top = root(store, text(30), wild(), 3);
         never_ends(store, top);
-        store.set_grammar(top, "root ::= \"abcdef\"", "root");
+        store.set_grammar(top, {false, "root ::= \"abcdef\"", "root"});
         store.set_metrics(top, both);
         Lanes l = lanes({top}, 2);
         run_tick(store, l);
@@ -853,8 +853,7 @@ void test_one_call_at_a_time_in_an_embedder() {
         Tokens tokenize(std::string_view t, uint32_t flags) const override { return of->tokenize(t, flags); }
         std::string piece(Token token, bool special) const override { return of->piece(token, special); }
         uint32_t token_flags(Token token) const override { return of->token_flags(token); }
-        std::unique_ptr<Grammar> grammar(const std::string & g, const std::string & r) const override { return of->grammar(g, r); }
-        std::unique_ptr<Grammar> chat_grammar(std::string_view r) const override { return of->chat_grammar(r); }
+        std::unique_ptr<Grammar> grammar(const GrammarSource & source) const override { return of->grammar(source); }
         std::string chat_render(std::string_view r) const override { return of->chat_render(r); }
         ModelIdentity identity() const override { return of->identity(); }
         std::unique_ptr<Context> open(const ContextParams & p) const override { return of->open(p); }

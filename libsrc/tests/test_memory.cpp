@@ -71,7 +71,7 @@ struct World {
         const auto kids = fork(store, top, 3);
         a = kids[0], b = kids[1], strict = kids[2];
         for (const pyl_branch kid : kids) paths[kid] = text(5);
-        store.set_grammar(strict, "root ::= \"abcdefgh\"", "root");
+        store.set_grammar(strict, {false, "root ::= \"abcdefgh\"", "root"});
         commit(store, {b}, {1});
         paths[b].push_back(1);
         empty = root(store);
@@ -169,7 +169,7 @@ void test_each() {
     sweep("list", none, [](World & w, None) { w.store.list(0); }, nothing);
     sweep("prune", [](World & w) { return Branches{w.a, w.empty}; }, [](World & w, const Branches & b) { w.store.prune(b); }, [](World &, const Branches &, bool) {});
     const std::string gbnf = "root ::= \"another, longer than a short string\"", name = "root";
-    sweep("set_grammar", none, [&](World & w, None) { w.store.set_grammar(w.strict, gbnf, name); }, nothing);
+    sweep("set_grammar", none, [&](World & w, None) { w.store.set_grammar(w.strict, {false, gbnf, name}); }, nothing);
 
     const std::vector<uint64_t> seeds{1, 2, 3};
     sweep(
@@ -243,7 +243,7 @@ constexpr float inf = std::numeric_limits<float>::infinity();
 
 // Everything a branch can have that takes memory.
 void adorn(World & w, pyl_branch branch) {
-    w.store.set_grammar(branch, "root ::= \"abcdefgh, and on until it is longer than any short string\"", "root");
+    w.store.set_grammar(branch, {false, "root ::= \"abcdefgh, and on until it is longer than any short string\"", "root"});
     for (const Token token : {'a', 'b', 'c'}) commit(w.store, {branch}, {token}), w.paths[branch].push_back(token);
     const Tokens tokens{257, 258, 7};
     const std::vector<float> by{-inf, -inf, 1.0f};

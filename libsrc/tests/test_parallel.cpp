@@ -63,10 +63,20 @@ pyl_sampling seeded(uint64_t seed) {
     return s;
 }
 
+int32_t set_gbnf(pyl_store * store, pyl_branch branch, const char * text, size_t n, const char * root) {
+    const pyl_grammar grammar = {sizeof grammar, PYL_GRAMMAR_GBNF, text, n, root, nullptr, 0};
+    return pyl_branch_set_grammar(store, branch, &grammar);
+}
+
+int32_t set_chat(pyl_store * store, pyl_branch branch, const char * text, size_t n) {
+    const pyl_grammar grammar = {sizeof grammar, PYL_GRAMMAR_CHAT, text, n, nullptr, nullptr, 0};
+    return pyl_branch_set_grammar(store, branch, &grammar);
+}
+
 pyl_branch create(pyl_store * store, uint64_t seed = 1) {
     const pyl_sampling s = seeded(seed);
     pyl_branch out = 0;
-    CHECK_EQ(pyl_branch_create(store, &out, 0, &s), PYL_OK);
+    CHECK_EQ(pyl_branch_create(store, &out, 0, &s, nullptr), PYL_OK);
     return out;
 }
 
@@ -186,9 +196,9 @@ Seen conversation(const pyl_model * model, uint32_t seed, std::atomic<pyl_store 
     see(root);
     std::array<pyl_branch, 3> kids{};
     const std::array<uint64_t, 3> seeds{seed, seed + 1, seed + 2};
-    CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 3, seeds.data()), PYL_OK);
+    CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 3, seeds.data(), 0), PYL_OK);
     const std::string grammar = endless();
-    CHECK_EQ(pyl_branch_set_grammar(store, kids[2], grammar.data(), grammar.size(), nullptr), PYL_OK);
+    CHECK_EQ(set_gbnf(store, kids[2], grammar.data(), grammar.size(), nullptr), PYL_OK);
     for (int round = 0; round < 3; round++) {
         std::array<pyl_lane, 3> lanes{};
         for (size_t i = 0; i < 3; i++) lanes[i] = {sizeof(pyl_lane), 77, kids[i], 0, 77, 77, 77};
@@ -199,7 +209,7 @@ Seen conversation(const pyl_model * model, uint32_t seed, std::atomic<pyl_store 
         for (const pyl_branch kid : kids) see(kid);
     }
     pyl_branch grandchild = 0;
-    CHECK_EQ(pyl_branch_fork_n(store, kids[1], &grandchild, 1, nullptr), PYL_OK);
+    CHECK_EQ(pyl_branch_fork_n(store, kids[1], &grandchild, 1, nullptr, 0), PYL_OK);
     const std::array<pyl_branch, 2> pair{kids[0], grandchild};
     const std::array<int32_t, 2> letters{65, 66};
     CHECK_EQ(pyl_commit_n(store, pair.data(), letters.data(), 2), PYL_OK);
@@ -352,7 +362,7 @@ void test_errors() {
         const pyl_branch root = create(store);
         std::array<pyl_branch, 8> none{};
         for (int i = 0; i < 50; i++) {
-            CHECK_EQ(pyl_branch_fork_n(store, root, none.data(), none.size(), nullptr), PYL_E_NO_LEASE);
+            CHECK_EQ(pyl_branch_fork_n(store, root, none.data(), none.size(), nullptr, 0), PYL_E_NO_LEASE);
             const pyl_error * lease = pyl_error_last();
             CHECK_EQ(lease->code, PYL_E_NO_LEASE);
             CHECK_EQ(lease->need, 8);
@@ -411,7 +421,7 @@ void test_cancel_prefill() {
         cancel_in_the_middle(store, [&] {
             for (int32_t code = PYL_OK; code == PYL_OK;) {
                 if (kid) CHECK_EQ(pyl_branch_prune_n(store, &kid, 1), PYL_OK);
-                CHECK_EQ(pyl_branch_fork_n(store, root, &kid, 1, nullptr), PYL_OK);
+                CHECK_EQ(pyl_branch_fork_n(store, root, &kid, 1, nullptr, 0), PYL_OK);
                 run = run_of(kid, tokens);
                 code = pyl_prefill_n(store, &run, 1, 0, &n_dispatches);
                 CHECK(code == PYL_OK || code == PYL_E_CANCELLED);
@@ -448,7 +458,7 @@ void test_cancel_tick() {
     const pyl_branch root = create(store);
     CHECK_EQ(prefill(store, root, text(5)), PYL_OK);
     const std::string grammar = endless();
-    CHECK_EQ(pyl_branch_set_grammar(store, root, grammar.data(), grammar.size(), nullptr), PYL_OK);
+    CHECK_EQ(set_gbnf(store, root, grammar.data(), grammar.size(), nullptr), PYL_OK);
     std::array<pyl_branch, 2> kids{};
     std::array<pyl_lane, 2> lanes{};
     pyl_tick tick{};
@@ -456,7 +466,7 @@ void test_cancel_tick() {
     cancel_in_the_middle(store, [&] {
         for (int32_t code = PYL_OK; code == PYL_OK;) {
             if (kids[0]) CHECK_EQ(pyl_branch_prune_n(store, kids.data(), 2), PYL_OK);
-            CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 2, nullptr), PYL_OK);
+            CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 2, nullptr, 0), PYL_OK);
             for (size_t i = 0; i < 2; i++) lanes[i] = {sizeof(pyl_lane), 77, kids[i], 0, 77, 77, 77};
             tick = {sizeof(pyl_tick), n_steps, nullptr, 0, 77, 77, 77, 0};
             drawn.assign(2 * n_steps, -77);
@@ -497,7 +507,7 @@ void test_teardown() {
                 const Tokens prompt = text(12, t);
                 for (bool is_first = true;; is_first = false) {
                     pyl_branch branch = 0;
-                    int32_t code = pyl_branch_create(store, &branch, 0, nullptr);
+                    int32_t code = pyl_branch_create(store, &branch, 0, nullptr, nullptr);
                     CHECK(is_known(code));
                     if (code == PYL_OK) {
                         code = prefill(store, branch, prompt);
@@ -551,7 +561,7 @@ void test_busy() {
     pyl_store * store = open_store(model.handle, n_tokens + 64, 4, 4);
     pyl_branch root = create(store, 5), kid = 0, busy = 0;
     CHECK_EQ(prefill(store, root, text(3)), PYL_OK);
-    CHECK_EQ(pyl_branch_fork_n(store, root, &kid, 1, nullptr), PYL_OK);
+    CHECK_EQ(pyl_branch_fork_n(store, root, &kid, 1, nullptr, 0), PYL_OK);
     busy = create(store);
     const auto row = logits(store, kid);
     const pyl_branch_info root_before = describe(store, root), kid_before = describe(store, kid);
@@ -590,11 +600,11 @@ void test_busy() {
     const std::vector<std::pair<const char *, std::function<int32_t()>>> calls{
         {"set_sampling", [&] { return pyl_branch_set_sampling(store, kid, &sampling); }},
         {"get_sampling", [&] { return pyl_branch_get_sampling(store, kid, &out.sampling); }},
-        {"set_grammar", [&] { return pyl_branch_set_grammar(store, kid, grammar.data(), grammar.size(), nullptr); }},
-        {"set_chat_grammar", [&] { return pyl_branch_set_chat_grammar(store, kid, grammar.data(), grammar.size()); }},
+        {"set_grammar", [&] { return set_gbnf(store, kid, grammar.data(), grammar.size(), nullptr); }},
+        {"set_chat_grammar", [&] { return set_chat(store, kid, grammar.data(), grammar.size()); }},
         {"set_bias", [&] { return pyl_branch_set_bias(store, kid, PYL_BIAS, few.data(), bias, 2); }},
-        {"create", [&] { return pyl_branch_create(store, out.branches, 0, nullptr); }},
-        {"fork", [&] { return pyl_branch_fork_n(store, root, out.branches, 1, nullptr); }},
+        {"create", [&] { return pyl_branch_create(store, out.branches, 0, nullptr, nullptr); }},
+        {"fork", [&] { return pyl_branch_fork_n(store, root, out.branches, 1, nullptr, 0); }},
         {"prune", [&] { return pyl_branch_prune_n(store, &kid, 1); }},
         {"prune_subtree", [&] { return pyl_branch_prune_subtree(store, root); }},
         {"retain_only", [&] { return pyl_branch_retain_only(store, kid); }},

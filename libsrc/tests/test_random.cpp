@@ -248,7 +248,7 @@ private:
             m.model_entropy += m.last_model_entropy = c.entropy;
         }
         if (m.levels & PYL_METRICS_SAMPLING) {
-            const Measure drawn = t.sampler.measure(token, x.data(), n_vocab, t.grammar.get(), scratch_, {t.bias, t.steer});
+            const Measure drawn = t.sampler.measure(token, x.data(), n_vocab, t.grammar.get(), scratch_, {t.bias, t.steer, never(t)});
             m.last_sampling_surprisal = drawn.surprisal, m.last_sampling_entropy = drawn.entropy;
             if (std::isinf(drawn.surprisal)) return;
             m.n_inside++, m.sampling_surprisal += drawn.surprisal, m.sampling_entropy += drawn.entropy;
@@ -277,7 +277,12 @@ private:
         t.sampler.accept(token);
         if (t.grammar) t.grammar->accept(token);
     }
-    Token draw(Twin & t) { return t.sampler.sample(logits(t).data(), n_vocab, t.grammar.get(), scratch_, {t.bias, t.steer}); }
+    static Biases never(const Twin & t) {
+        constexpr float none = -std::numeric_limits<float>::infinity();
+        static const Biases endings = std::make_shared<const std::vector<std::pair<Token, float>>>(std::initializer_list<std::pair<Token, float>>{{257, none}, {258, none}});
+        return t.sampler.params().ignore_eog ? endings : nullptr;
+    }
+    Token draw(Twin & t) { return t.sampler.sample(logits(t).data(), n_vocab, t.grammar.get(), scratch_, {t.bias, t.steer, never(t)}); }
     Token legal_token(Twin & t) {
         if (!t.grammar) return any_token();
         for (Token token = 0; token < n_vocab; token++) {
@@ -315,6 +320,7 @@ private:
         p.penalty_repeat = chance(30) ? 1.3f : 1.0f;
         p.penalty_presence = chance(30) ? 0.4f : 0.0f;
         p.penalty_last_n = static_cast<int32_t>(below(30));
+        p.ignore_eog = chance(20);
         return p;
     }
 
@@ -326,9 +332,11 @@ private:
         const SamplingParams p = any_sampling();
         const uint64_t seed = rng_();
         const Expected want = leases() ? Expected() : Expected(Error(PYL_E_NO_LEASE, "").numbers(1, 0));
+        const std::string gbnf = chance(70) ? "" : "root ::= \"" + std::string(below(4), 'c') + "\"";
         expect(want, [&] {
-            Twin & t = add(store_->create(start, p, seed));
+            Twin & t = add(store_->create(start, p, seed, {false, gbnf, "root"}));
             t.start = start;
+            if (!gbnf.empty()) t.grammar = model_->grammar({false, gbnf, "root"});
             t.sampler = Sampler(seed);
             t.sampler.set_params(p);
         });
@@ -342,16 +350,18 @@ private:
         const pyl_branch source = any_of(from);
         std::vector<uint64_t> seeds;
         if (chance(50)) for (size_t i = 0; i < n; i++) seeds.push_back(rng_());
+        const bool with_logits = chance(80);
         Branches out(n, 4711);
         const Expected want = n <= leases() ? Expected() : Expected(Error(PYL_E_NO_LEASE, "").numbers(static_cast<int64_t>(n), static_cast<int64_t>(leases())));
-        expect(want, [&] { store_->fork(source, out, seeds.empty() ? nullptr : seeds.data()); });
+        expect(want, [&] { store_->fork(source, out, seeds.empty() ? nullptr : seeds.data(), with_logits); });
         if (want) return void(CHECK(out == Branches(n, 4711)));
         for (size_t i = 0; i < n; i++) {
             Twin & t = add(out[i]);
             Twin & s = twin(source);
             t.parent = source, t.start = s.start, t.path = s.path;
             t.inherited = s.inherited + s.own;
-            t.has_logits = s.has_logits, t.logits = s.logits, t.last_token = s.last_token;
+            if (with_logits) t.has_logits = s.has_logits, t.logits = s.logits;
+            t.last_token = s.last_token;
             t.sampler = s.sampler, t.bias = s.bias, t.metrics = s.metrics;
             if (!seeds.empty()) t.sampler.reseed(seeds[i]);
             if (s.grammar) t.grammar = s.grammar->clone();
@@ -577,8 +587,8 @@ private:
         std::string literal;
         for (uint32_t n = below(5); n-- > 0;) literal += static_cast<char>('a' + below(26));
         const std::string gbnf = literal.empty() ? "" : "root ::= \"" + literal + "\"";
-        expect({}, [&] { store_->set_grammar(b, gbnf, "root"); });
-        twin(b).grammar = gbnf.empty() ? nullptr : model_->grammar(gbnf, "root");
+        expect({}, [&] { store_->set_grammar(b, {false, gbnf, "root"}); });
+        twin(b).grammar = gbnf.empty() ? nullptr : model_->grammar({false, gbnf, "root"});
     }
 
     void set_sampling() {
@@ -666,7 +676,7 @@ private:
         expect({}, [&] { store_->legal(t.handle, all, legal.data()); });
         for (const Token token : all) {
             bool want = !t.grammar || t.grammar->allows(token);
-            for (const Biases & biases : {t.bias, t.steer}) {
+            for (const Biases & biases : {t.bias, t.steer, never(t)}) {
                 for (const auto & [id, by] : biases ? *biases : std::vector<std::pair<Token, float>>()) want = want && (id != token || !std::isinf(by));
             }
             CHECK_EQ(legal[static_cast<size_t>(token)], want);
@@ -823,7 +833,7 @@ private:
                 expect(bad_at(code, at), [&] { run_tick(*store_, l); });
                 expect(Error(code, ""), [&] { store_->fork(bad, out, nullptr); });
                 expect(Error(code, ""), [&] { store_->retain_only(bad); });
-                expect(Error(code, ""), [&] { store_->set_grammar(bad, "", "root"); });
+                expect(Error(code, ""), [&] { store_->set_grammar(bad, {false, "", "root"}); });
                 expect(Error(code, ""), [&] { store_->set_metrics(bad, PYL_METRICS_MODEL); });
                 expect(Error(code, ""), [&] { store_->save(bad, true); });
                 uint32_t landed = 0;
@@ -896,7 +906,7 @@ private:
             default: {  // against the grammar
                 const Branches strict = which([](const Twin & t) { return !t.is_poisoned && t.grammar; });
                 what = "against the grammar";
-                if (!good.empty()) expect(Error(PYL_E_GRAMMAR, ""), [&] { store_->set_grammar(any_of(good), "no grammar", "root"); });
+                if (!good.empty()) expect(Error(PYL_E_GRAMMAR, ""), [&] { store_->set_grammar(any_of(good), {false, "no grammar", "root"}); });
                 if (strict.empty()) return;
                 const pyl_branch b = any_of(strict);
                 const Token bad = 0;  // no literal here holds it, nor does it end a generation

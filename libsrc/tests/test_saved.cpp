@@ -155,9 +155,9 @@ void test_a_grammar_half_way() {
     Store store(model(), context(256)), other(model(), context(256));
     const pyl_branch branch = root(store, text(4));
     for (const size_t taken : {0, 1, 13, 25, 26}) {
-        store.set_grammar(branch, gbnf, "root");
+        store.set_grammar(branch, {false, gbnf, "root"});
         CHECK_EQ(ticks(store, branch, static_cast<uint32_t>(std::max<size_t>(taken, 1))).size(), std::max<size_t>(taken, 1));
-        if (taken == 0) store.set_grammar(branch, gbnf, "root");  // anew: what came before is not part of it
+        if (taken == 0) store.set_grammar(branch, {false, gbnf, "root"});  // anew: what came before is not part of it
         const pyl_branch loaded = other.load(store.save(branch, true));
         check_same_branch(store, branch, other, loaded);
         CHECK_EQ(other.get(loaded).grammar_taken.size(), taken);
@@ -173,7 +173,7 @@ void test_a_grammar_half_way() {
     CHECK_EQ(other.get(ended).grammar_taken.size(), 27);
     CHECK_EQ(ticks(other, ended, 3).size(), 0);
     // A fork's grammar has its own progress; lifted, it is gone.
-    store.set_grammar(branch, gbnf, "root");
+    store.set_grammar(branch, {false, gbnf, "root"});
     commit(store, {branch}, {'a'});
     const pyl_branch fork_ = fork(store, branch, 1)[0];
     commit(store, {fork_}, {'b'});
@@ -183,7 +183,7 @@ void test_a_grammar_half_way() {
         CHECK_EQ(ticks(other, loaded, 1)[0], b == branch ? 'b' : 'c');
         other.prune(Branches{loaded});
     }
-    store.set_grammar(fork_, "", "root");
+    store.set_grammar(fork_, {false, "", "root"});
     const pyl_branch free_ = other.load(store.save(fork_, true));
     CHECK(!other.get(free_).grammar && !other.get(free_).grammar_source && other.get(free_).grammar_taken.empty());
 }
@@ -322,7 +322,7 @@ struct Small {
         Store store(model("n_vocab=260"), context());
         const pyl_branch branch = root(store, text(6), everything_on(), 77);
         bias(store, branch, PYL_BIAS, {257, 258}, {-inf, -inf});
-        store.set_grammar(branch, gbnf, "root");
+        store.set_grammar(branch, {false, gbnf, "root"});
         ticks(store, branch, 3);
         bytes = store.save(branch, false);
     }
@@ -662,7 +662,7 @@ void test_the_engine_refuses() {
     });
     Store store(watched, context(64));
     const pyl_branch branch = root(store, text(10), everything_on(), 4);
-    store.set_grammar(branch, gbnf, "root");
+    store.set_grammar(branch, {false, gbnf, "root"});
     const std::string bytes = store.save(branch, true);
     const Snapshot before = snapshot(store);
     refuses = true;

@@ -2,6 +2,7 @@
 // many, too few or in the wrong place has other logits. "As it should be" is always: bit for bit what a fresh store gives
 // that decoded the same tokens and nothing else.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -160,7 +161,7 @@ void test_fork_clones() {
     CHECK(next.taken(0) != next.taken(3) && next.taken(3) != next.taken(4));
     // Grammar: each has its own place in it.
     const pyl_branch strict = root(store, text(4));
-    store.set_grammar(strict, "root ::= \"abc\"", "root");
+    store.set_grammar(strict, {false, "root ::= \"abc\"", "root"});
     commit(store, {strict}, {'a'});
     const pyl_branch clone = fork(store, strict, 1)[0];
     commit(store, {clone}, {'b'});
@@ -393,7 +394,7 @@ void test_stale_handles() {
         CHECK_EQ(refused(store, PYL_E_STALE, [&] { run_tick(store, l); }).index, 1);
         CHECK_EQ(refused(store, PYL_E_STALE, [&] { fork(store, bad, 1); }).index, -1);
         refused(store, PYL_E_STALE, [&] { store.retain_only(bad); });
-        refused(store, PYL_E_STALE, [&] { store.set_grammar(bad, "root ::= \"a\"", "root"); });
+        refused(store, PYL_E_STALE, [&] { store.set_grammar(bad, {false, "root ::= \"a\"", "root"}); });
         if (bad) refused(store, PYL_E_STALE, [&] { store.list(bad); });
         const Snapshot before = snapshot(store);
         store.prune(Branches{bad, bad});
@@ -592,7 +593,7 @@ void test_packing() {
     CHECK(!store.get(runs[4].branch).logits.any());
     // Prefill feeds neither the penalty window nor last_token nor the grammar.
     const pyl_branch strict = root(store);
-    store.set_grammar(strict, "root ::= \"xy\"", "root");
+    store.set_grammar(strict, {false, "root ::= \"xy\"", "root"});
     prefill(store, strict, {'x', 'y', 'z'});
     CHECK(store.get(strict).sampler.history().empty());
     CHECK_EQ(store.get(strict).last_token, -1);
@@ -893,8 +894,8 @@ void test_steps() {
 void test_grammar() {
     Store store(model(), context());
     const pyl_branch a = root(store, text(4), drawing(), 1), b = root(store, text(5), greedy());
-    store.set_grammar(a, "root ::= \"hello\"", "root");
-    store.set_grammar(b, "start ::= \"hi\"", "start");
+    store.set_grammar(a, {false, "root ::= \"hello\"", "root"});
+    store.set_grammar(b, {false, "start ::= \"hi\"", "start"});
     Lanes l = lanes({a, b}, 20);
     run_tick(store, l);
     CHECK(l.taken(0) == Tokens({'h', 'e', 'l', 'l', 'o'}));
@@ -907,14 +908,14 @@ void test_grammar() {
     CHECK_EQ(l.tick.n_dispatches, 5);
     // A grammar that does not parse leaves the one in force.
     const pyl_branch c = root(store, text(6));
-    store.set_grammar(c, "root ::= \"ab\"", "root");
+    store.set_grammar(c, {false, "root ::= \"ab\"", "root"});
     commit(store, {c}, {'a'});
-    refused(store, PYL_E_GRAMMAR, [&] { store.set_grammar(c, "nonsense", "root"); });
+    refused(store, PYL_E_GRAMMAR, [&] { store.set_grammar(c, {false, "nonsense", "root"}); });
     CHECK_EQ(refused(store, PYL_E_GRAMMAR, [&] { commit(store, {a, c}, {eos, 'x'}); }).index, 1);
     commit(store, {c}, {'b'});
     // Checking what is legal, sampling and being refused do not feed it.
     const pyl_branch d = root(store, text(6), drawing());
-    store.set_grammar(d, "root ::= \"xyz\"", "root");
+    store.set_grammar(d, {false, "root ::= \"xyz\"", "root"});
     Tokens out(1);
     for (int i = 0; i < 5; i++) {
         store.sample(Branches{d}, out.data());
@@ -923,11 +924,82 @@ void test_grammar() {
     }
     // Lifting it, and putting another in its place half-way.
     commit(store, {d}, {'x'});
-    store.set_grammar(d, "root ::= \"q\"", "root");
+    store.set_grammar(d, {false, "root ::= \"q\"", "root"});
     commit(store, {d}, {'q'});
-    store.set_grammar(d, "", "root");
+    store.set_grammar(d, {false, "", "root"});
     CHECK(!store.get(d).grammar);
     commit(store, {d}, {'w'});
+    // With its grammar from the beginning, or not at all.
+    const pyl_pressure before = pressure(store);
+    refused(store, PYL_E_GRAMMAR, [&] { store.create(0, drawing(), 1, {false, "nonsense", "root"}); });
+    CHECK_EQ(pressure(store).leases_used, before.leases_used);
+    const pyl_branch e = store.create(0, drawing(), 1, {false, "start ::= \"ok\"", "start"});
+    prefill(store, e, text(3));
+    Lanes m = lanes({e}, 5);
+    run_tick(store, m);
+    CHECK(m.taken(0) == Tokens({'o', 'k'}));
+    CHECK_EQ(m.lanes[0].finish, PYL_FINISH_EOG);
+}
+
+void test_fork_without_logits() {
+    Store store(model(), context());
+    const pyl_branch a = root(store, text(4), drawing(), 1);
+    Branches kids(2);
+    store.fork(a, kids, nullptr, false);
+    CHECK(store.get(a).logits.any());
+    for (const pyl_branch kid : kids) {
+        CHECK(!store.get(kid).logits.any());
+        Token token = -7;
+        CHECK_EQ(refused(store, PYL_E_NO_LOGITS, [&] { store.sample(Branches{kid}, &token); }).index, 0);
+        CHECK_EQ(token, -7);
+        refused(store, PYL_E_NO_LOGITS, [&] { store.distribution(kid); });
+        CHECK_EQ(store.get(kid).position, 4);
+    }
+    // From the next decode on there is no telling it from another.
+    Branches other(1);
+    store.fork(a, other, nullptr);
+    commit(store, {kids[0], other[0]}, {'x', 'x'});
+    CHECK(same_bits(row(store, kids[0]), row(store, other[0])));
+    CHECK(store.get(a).logits.any());
+}
+
+// Every token that ends a generation, not one of them.
+void test_ignoring_the_end() {
+    Store store(model(), context());
+    const size_t n_vocab = store.n_vocab();
+    const pyl_branch a = root(store, text(4), greedy());
+    std::vector<float> logits(n_vocab, 0.0f);
+    logits[eos] = 9, logits[eot] = 8, logits['m'] = 7;
+    const auto next = [&](pyl_branch b) {
+        store.set_logits(b, logits);
+        Token token = -1;
+        store.sample(Branches{b}, &token);
+        return token;
+    };
+    CHECK_EQ(next(a), eos);
+    SamplingParams endless = store.get(a).sampler.params();
+    endless.ignore_eog = true;
+    store.get(a).sampler.set_params(endless);
+    CHECK_EQ(next(a), 'm');
+    Branches kid(1);
+    store.fork(a, kid, nullptr);
+    CHECK_EQ(next(kid[0]), 'm');
+    std::array<uint8_t, 3> legal{};
+    const Tokens asked{eos, eot, 'm'};
+    store.legal(a, asked, legal.data());
+    CHECK(legal == (std::array<uint8_t, 3>{0, 0, 1}));
+    Tokens likely(n_vocab);
+    std::vector<float> log_probs(n_vocab);
+    CHECK_EQ(store.priors(a, likely, log_probs.data()).n_legal, n_vocab - 2);
+    CHECK_EQ(likely[0], 'm');
+    // Nothing is left where a grammar wants the end and nothing else.
+    store.set_grammar(a, {false, "root ::= \"\"", "root"});
+    Token token = -1;
+    refused(store, PYL_E_ILLEGAL, [&] { store.sample(Branches{a}, &token); });
+    Lanes l = lanes({kid[0]}, 30);
+    run_tick(store, l);
+    CHECK_EQ(l.taken(0).size(), 30);
+    CHECK_EQ(l.lanes[0].finish, PYL_FINISH_NONE);
 }
 
 // A cancel that arrives in the middle of dispatch number `at`: that one lands, and no other begins.
@@ -1022,7 +1094,7 @@ void test_fast_forward() {
     const pyl_branch grandchild = fork(store, child, 1)[0], sibling = fork(store, parent, 1)[0];
     store.get(child).sampler.set_params(p);
     store.get(child).sampler.reseed(77);
-    store.set_grammar(child, "root ::= \"xyz\"", "root");
+    store.set_grammar(child, {false, "root ::= \"xyz\"", "root"});
     const float by = 2.0f, against = -3.0f;
     const Token token = 'q', other = 'r';
     store.set_bias(child, PYL_BIAS, Tokens{token}, &by);
@@ -1218,7 +1290,7 @@ void test_bias() {
     }
     CHECK_EQ(draws(a), best);
     // Legality: grammar, bias and steering together; asking changes nothing.
-    store.set_grammar(a, "root ::= \"ab\"", "root");
+    store.set_grammar(a, {false, "root ::= \"ab\"", "root"});
     const Tokens asked{'a', 'b', eos};
     std::vector<uint8_t> legal(3, 7);
     const Facts before = facts(store, a);
@@ -1279,7 +1351,7 @@ void check_poisoned(Store & store, pyl_branch bad, pyl_branch good) {
     CHECK_EQ(refused(store, PYL_E_POISONED, [&] { run_tick(store, l); }).index, 1);
     refused(store, PYL_E_POISONED, [&] { fork(store, bad, 1); });
     refused(store, PYL_E_POISONED, [&] { store.retain_only(bad); });
-    refused(store, PYL_E_POISONED, [&] { store.set_grammar(bad, "root ::= \"a\"", "root"); });
+    refused(store, PYL_E_POISONED, [&] { store.set_grammar(bad, {false, "root ::= \"a\"", "root"}); });
     refused(store, PYL_E_POISONED, [&] { store.get_healthy(bad); });
 }
 
@@ -1405,7 +1477,7 @@ void test_failed_commit() {
         const pyl_branch top = root(store, base);
         const auto kids = fork(store, top, 3);
         const pyl_branch a = kids[0], b = kids[1], c = kids[2];
-        store.set_grammar(a, "root ::= \"ab\"", "root");
+        store.set_grammar(a, {false, "root ::= \"ab\"", "root"});
         const Snapshot before = snapshot(store);
         fails(failure, failure.intact() ? PYL_STATE_UNCHANGED : PYL_STATE_POISONED, false, [&] { commit(store, {b, a}, {'x', 'a'}); });
         if (failure.intact()) {
@@ -1569,7 +1641,7 @@ void test_drain() {
         Store store(Failure{-2, 1}.model(3), context());
         const pyl_branch a = root(store, text(5), drawing());
         const auto kids = fork(store, a, 3);
-        store.set_grammar(kids[0], "root ::= \"xx\"", "root");
+        store.set_grammar(kids[0], {false, "root ::= \"xx\"", "root"});
         const pyl_branch deep = fork(store, kids[0], 1)[0];
         commit(store, {kids[1]}, {1});
         CHECK_THROWS(PYL_E_DECODE, commit(store, {kids[2]}, {2}));
@@ -1619,7 +1691,7 @@ int main() {
     const auto tests = {
         test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
         test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing, test_outputs_asked_for,
-        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fast_forward, test_fast_forward_repairs,
+        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_fast_forward, test_fast_forward_repairs,
         test_changing_logits, test_bias, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
         test_failed_tick, test_engine_that_throws, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
     };

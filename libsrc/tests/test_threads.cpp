@@ -33,12 +33,17 @@ pyl_store * open_store(const Model & model, uint32_t n_ctx, uint32_t n_batch, ui
     return out;
 }
 
+int32_t set_gbnf(pyl_store * store, pyl_branch branch, const char * text, size_t n, const char * root) {
+    const pyl_grammar grammar = {sizeof grammar, PYL_GRAMMAR_GBNF, text, n, root, nullptr, 0};
+    return pyl_branch_set_grammar(store, branch, &grammar);
+}
+
 pyl_branch create(pyl_store * store, uint64_t seed = 1) {
     pyl_sampling s;
     pyl_sampling_init(&s);
     s.seed_mode = PYL_SEED_SET, s.seed = seed;
     pyl_branch out = 0;
-    CHECK_EQ(pyl_branch_create(store, &out, 0, &s), PYL_OK);
+    CHECK_EQ(pyl_branch_create(store, &out, 0, &s, nullptr), PYL_OK);
     return out;
 }
 
@@ -102,7 +107,7 @@ std::vector<float> conversation(uint32_t seed) {
     see(root);
     std::array<pyl_branch, 3> kids{};
     const std::array<uint64_t, 3> seeds{seed, seed + 1, seed + 2};
-    CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 3, seeds.data()), PYL_OK);
+    CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 3, seeds.data(), 0), PYL_OK);
     for (int round = 0; round < 4; round++) {
         std::array<pyl_lane, 3> lanes{};
         for (size_t i = 0; i < 3; i++) lanes[i].struct_size = sizeof lanes[i], lanes[i].branch = kids[i];
@@ -198,7 +203,7 @@ void test_two_callers() {
             again([&] { return pyl_commit_n(store, &me.branch, &token, 1); });
             me.landed.push_back(token);
             pyl_branch kid = 0;
-            while (!ok(pyl_branch_fork_n(store, me.branch, &kid, 1, nullptr))) CHECK_EQ(kid, 0);
+            while (!ok(pyl_branch_fork_n(store, me.branch, &kid, 1, nullptr, 0))) CHECK_EQ(kid, 0);
             again([&] { return pyl_branch_prune_n(store, &kid, 1); });
             int32_t drawn = -77;
             while (!ok(pyl_sample_n(store, &me.branch, 1, &drawn))) CHECK_EQ(drawn, -77);
@@ -312,7 +317,7 @@ void test_cancel_tick() {
     pyl_run run = run_of(branch, prompt);
     CHECK_EQ(pyl_prefill_n(store, &run, 1, 0, nullptr), PYL_OK);
     const std::string grammar = "root ::= \"" + std::string(n_steps + 8, 'a') + "\"";  // so that chance does not end it early
-    CHECK_EQ(pyl_branch_set_grammar(store, branch, grammar.data(), grammar.size(), nullptr), PYL_OK);
+    CHECK_EQ(set_gbnf(store, branch, grammar.data(), grammar.size(), nullptr), PYL_OK);
     pyl_lane lane{sizeof(pyl_lane), 77, branch, 0, 77, 77, 77};
     pyl_tick tick{sizeof(pyl_tick), n_steps, nullptr, 0, 77, 77, 77, 0};
     Tokens drawn(n_steps, -77);
@@ -407,7 +412,7 @@ void test_calls_during_free() {
                 const Tokens prompt = text(16, static_cast<uint32_t>(t));
                 for (int i = 0;; i++) {
                     pyl_branch b = 0;
-                    int32_t code = pyl_branch_create(store, &b, 0, nullptr);
+                    int32_t code = pyl_branch_create(store, &b, 0, nullptr, nullptr);
                     if (code == PYL_OK) {
                         pyl_run run = run_of(b, prompt);
                         code = pyl_prefill_n(store, &run, 1, 0, nullptr);

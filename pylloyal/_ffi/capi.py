@@ -66,11 +66,14 @@ KV_IQ4_NL: Final = 8
 SEED_KEEP: Final = 0
 SEED_SET: Final = 1
 SEED_RESTART: Final = 2
+GRAMMAR_GBNF: Final = 0
+GRAMMAR_CHAT: Final = 1
 BIAS: Final = 0
 STEER: Final = 1
 METRICS_NONE: Final = 0
 METRICS_MODEL: Final = 1
 METRICS_SAMPLING: Final = 2
+FORK_WITHOUT_LOGITS: Final = 1
 FINISH_NONE: Final = 0
 FINISH_EOG: Final = 1
 FINISH_STOP: Final = 2
@@ -252,6 +255,21 @@ class pyl_sampling(Structure):
         ("penalty_last_n", c_int32),
         ("seed_mode", c_int32),
         ("seed", c_uint64),
+        ("ignore_eog", c_int32),
+    ]
+
+
+class pyl_grammar(Structure):
+    """What a branch may say."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("kind", c_int32),
+        ("text", c_char_p),
+        ("n_text", c_size_t),
+        ("root", c_char_p),
+        ("triggers", c_char_p),
+        ("n_triggers", c_size_t),
     ]
 
 
@@ -508,13 +526,12 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_sampling_init", None, [POINTER(pyl_sampling)], False),  # void pyl_sampling_init(pyl_sampling * sampling);
     ("pyl_branch_set_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
     ("pyl_branch_get_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
-    ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t, c_char_p], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root);
-    ("pyl_branch_set_chat_grammar", c_int32, [pyl_store_p, c_uint64, c_char_p, c_size_t], True),  # int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered);
+    ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_grammar)], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const pyl_grammar * grammar);
     ("pyl_branch_set_bias", c_int32, [pyl_store_p, c_uint64, c_int32, POINTER(c_int32), POINTER(c_float), c_size_t], True),  # int32_t pyl_branch_set_bias(pyl_store * store, pyl_branch branch, int32_t kind, const int32_t * tokens, const float * bias, size_t n);
     ("pyl_branch_set_metrics", c_int32, [pyl_store_p, c_uint64, c_int32], True),  # int32_t pyl_branch_set_metrics(pyl_store * store, pyl_branch branch, int32_t levels);
     ("pyl_branch_get_metrics", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_metrics)], True),  # int32_t pyl_branch_get_metrics(pyl_store * store, pyl_branch branch, pyl_metrics * out);
-    ("pyl_branch_create", c_int32, [pyl_store_p, POINTER(c_uint64), c_int32, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling);
-    ("pyl_branch_fork_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_uint64)], True),  # int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds);
+    ("pyl_branch_create", c_int32, [pyl_store_p, POINTER(c_uint64), c_int32, POINTER(pyl_sampling), POINTER(pyl_grammar)], True),  # int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling, const pyl_grammar * grammar);
+    ("pyl_branch_fork_n", c_int32, [pyl_store_p, c_uint64, POINTER(c_uint64), c_size_t, POINTER(c_uint64), c_uint32], True),  # int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds, uint32_t flags);
     ("pyl_branch_prune_n", c_int32, [pyl_store_p, POINTER(c_uint64), c_size_t], True),  # int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n);
     ("pyl_branch_prune_subtree", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_prune_subtree(pyl_store * store, pyl_branch branch);
     ("pyl_branch_retain_only", c_int32, [pyl_store_p, c_uint64], True),  # int32_t pyl_branch_retain_only(pyl_store * store, pyl_branch branch);
@@ -555,4 +572,4 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_embed_n", c_int32, [pyl_embedder_p, POINTER(c_int32), POINTER(c_uint32), c_size_t, c_int32, POINTER(c_float)], True),  # int32_t pyl_embed_n(pyl_embedder * embedder, const int32_t * tokens, const uint32_t * lengths, size_t n_texts, int32_t normalize, float * out);
 ]
 
-STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_metrics, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution, pyl_projector_params, pyl_projector_info, pyl_part, pyl_quote, pyl_item, pyl_embedder_params, pyl_embedder_info]
+STRUCTS: Final[list[type[Structure]]] = [pyl_error, pyl_live, pyl_model_params, pyl_model_info, pyl_store_params, pyl_pressure, pyl_sampling, pyl_grammar, pyl_metrics, pyl_branch_info, pyl_run, pyl_lane, pyl_tick, pyl_logits_view, pyl_distribution, pyl_projector_params, pyl_projector_info, pyl_part, pyl_quote, pyl_item, pyl_embedder_params, pyl_embedder_info]

@@ -17,7 +17,7 @@ ref = ctypes.byref
 MASK64 = 0xFFFF_FFFF_FFFF_FFFF
 
 
-def new(kind: type[S], **fields: Any) -> S:
+def new(kind: type[S], /, **fields: Any) -> S:
     """A struct of the ABI with ``struct_size`` set."""
     return kind(struct_size=ctypes.sizeof(kind), **fields)
 

@@ -19,7 +19,7 @@ from .._ffi.load import library, take_text_at
 from .._ffi.memory import MASK64, f32_array, i32_array, i32_of, new, ref, u64_array, u64_room
 from .chat import ChatPrompt
 from .facts import BranchFacts
-from .grammar import Grammar
+from .grammar import Grammar, constraint_of
 from .projector import LaidOut
 from .sampling import Sampling
 from .turn import interruptibly
@@ -46,11 +46,11 @@ class Branch(BranchFacts):
     # ------------------------------------------------------------------------------------------------------------- tree
 
     @overload
-    def fork(self, n: None = None, *, seed: int | None = None) -> Branch: ...
+    def fork(self, n: None = None, *, seed: int | None = None, logits: bool = True) -> Branch: ...
     @overload
-    def fork(self, n: int, *, seed: int | Sequence[int] | None = None) -> list[Branch]: ...
+    def fork(self, n: int, *, seed: int | Sequence[int] | None = None, logits: bool = True) -> list[Branch]: ...
 
-    def fork(self, n: int | None = None, *, seed: int | Sequence[int] | None = None) -> Branch | list[Branch]:
+    def fork(self, n: int | None = None, *, seed: int | Sequence[int] | None = None, logits: bool = True) -> Branch | list[Branch]:
         """Fork: O(1) in tokens, no decode, no copy of a cell.
 
         A child continues exactly as this branch would: it has its random stream, penalty window, grammar state and logits.
@@ -62,6 +62,8 @@ class Branch(BranchFacts):
         seed : int or sequence of int, optional
             New random streams: a sequence gives one per child, an int gives child ``i`` the seed ``seed + i``. Without it
             all children would draw the same tokens.
+        logits : bool
+            Off, the children begin without logits: for those that decode before they are sampled, so that none is kept for them.
 
         Raises
         ------
@@ -79,7 +81,7 @@ class Branch(BranchFacts):
                 raise errors.InvalidArgumentError(f"{len(seed)} seeds for {count} branches")
             seeds = u64_array([s & MASK64 for s in seed])
         out = u64_room(count)
-        self._call(library().pyl_branch_fork_n, out, count, seeds)
+        self._call(library().pyl_branch_fork_n, out, count, seeds, 0 if logits else capi.FORK_WITHOUT_LOGITS)
         made = [Branch(self.store, handle) for handle in out]
         return made[0] if n is None else made
 
@@ -280,15 +282,4 @@ class Branch(BranchFacts):
         GrammarError
             It does not parse (line and column in the message); the grammar in force stays.
         """
-        if grammar is None:
-            self._call(library().pyl_branch_set_grammar, None, 0, None)
-            return
-        if isinstance(grammar, ChatPrompt):
-            spec = grammar._constraint()
-            self._call(library().pyl_branch_set_chat_grammar, spec, len(spec))
-            return
-        value = Grammar(grammar) if isinstance(grammar, str) else grammar
-        raw = value.gbnf.encode()
-        if not raw:
-            raise errors.GrammarError("line 1, column 1: the grammar is empty")
-        self._call(library().pyl_branch_set_grammar, raw, len(raw), value.root.encode())
+        self._call(library().pyl_branch_set_grammar, constraint_of(grammar))

@@ -145,7 +145,7 @@ class ChatPrompt:
                     out += encode_inside(vocab, text, parse_special=i % 2 == 0)
         return out + ends if self.options.get("add_generation_prompt") is False else out
 
-    def _constraint(self) -> bytes:
+    def _grammar_spec(self) -> bytes:
         return json.dumps({"grammar": self.grammar, "grammar_prefill": self.grammar_prefill, "grammar_lazy": self.grammar_lazy, "triggers": self.triggers}).encode()
 
     def parse(self, answer: str | Sequence[int], *, partial: bool = False) -> ChatMessage:

@@ -2,13 +2,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .. import errors
+from .._ffi import capi
 from .._ffi.load import library, take_text_at
-from .._ffi.memory import i32, ref, size
+from .._ffi.memory import i32, new, ref, size
+from .chat import ChatPrompt
 
 if TYPE_CHECKING:
     from .model import Model
@@ -31,6 +33,26 @@ class GrammarMatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Trigger:
+    """What wakes a lazy grammar; it belongs to what the grammar then reads.
+
+    Parameters
+    ----------
+    type : {"word", "pattern", "pattern_full", "token"}
+        A text; a regular expression that is searched for in what was written (its first group, or else all it matches, is where the
+        grammar begins); one that has to match all that was written; a token.
+    value : str or int
+        The text or expression, or the token's number.
+    """
+
+    type: Literal["word", "pattern", "pattern_full", "token"]
+    value: str | int
+
+    def _json(self) -> dict[str, Any]:
+        return {"type": self.type, "token": self.value} if self.type == "token" else {"type": self.type, "value": self.value}
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar in GBNF, llama.cpp's notation.
 
@@ -43,10 +65,13 @@ class Grammar:
         The rules.
     root : str
         Name of the rule to start from.
+    triggers : sequence of Trigger, optional
+        The grammar is lazy: it binds from the first of these on, and until then anything goes. None binds from the next token on.
     """
 
     gbnf: str
     root: str = "root"
+    triggers: Sequence[Trigger] | None = None
 
     @classmethod
     def from_schema(cls, schema: Mapping[str, Any] | bool | str) -> Grammar:
@@ -88,6 +113,21 @@ class Grammar:
         n_bytes, is_complete = size(), i32()
         library().pyl_grammar_match(model._ptr(), gbnf, len(gbnf), self.root.encode(), raw, len(raw), ref(n_bytes), ref(is_complete))
         return GrammarMatch(n_bytes.value, bool(is_complete.value))
+
+
+def constraint_of(grammar: Grammar | ChatPrompt | str | None) -> Any:
+    """The ABI's pyl_grammar, by reference; None for no constraint."""
+    if grammar is None:
+        return None
+    if isinstance(grammar, ChatPrompt):
+        spec = grammar._grammar_spec()
+        return ref(new(capi.pyl_grammar, kind=capi.GRAMMAR_CHAT, text=spec, n_text=len(spec)))
+    value = Grammar(grammar) if isinstance(grammar, str) else grammar
+    raw = value.gbnf.encode()
+    if not raw:
+        raise errors.GrammarError("line 1, column 1: the grammar is empty")
+    triggers = None if value.triggers is None else json.dumps([trigger._json() for trigger in value.triggers]).encode()
+    return ref(new(capi.pyl_grammar, kind=capi.GRAMMAR_GBNF, text=raw, n_text=len(raw), root=value.root.encode(), triggers=triggers, n_triggers=len(triggers or b"")))
 
 
 def _json_of(schema: Mapping[str, Any] | bool | str) -> str:

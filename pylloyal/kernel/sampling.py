@@ -11,7 +11,7 @@ from .._ffi.memory import MASK64, new
 class Sampling:
     """Settings of a branch's sampler; equal settings are a no-op.
 
-    The order is: grammar, penalties, ``top_k``, ``typical_p``, ``top_p``, ``min_p``, ``temperature``, draw. A branch whose
+    The order is: grammar, bias and steering, penalties, ``top_k``, ``typical_p``, ``top_p``, ``min_p``, ``temperature``, draw. A branch whose
     settings change keeps its random stream and penalty window, so a temperature may follow the text token by token.
 
     Parameters
@@ -30,6 +30,8 @@ class Sampling:
         Against tokens of the last ``penalty_last_n`` drawn ones: 1, 0 and 0 are off.
     penalty_last_n : int
         Length of that window, in tokens.
+    ignore_eog : bool
+        Never draw a token that ends a generation: what is written goes on until something else stops it.
     seed : int or None
         The random stream: a new one, or the one that is there, as far as it has come, when it has that seed already. None keeps what
         is there (a new branch gets one from the operating system); :meth:`Branch.reseed` begins a stream anew.
@@ -44,6 +46,7 @@ class Sampling:
     penalty_frequency: float = 0.0
     penalty_presence: float = 0.0
     penalty_last_n: int = 64
+    ignore_eog: bool = False
     seed: int | None = None
 
     @classmethod
@@ -54,9 +57,9 @@ class Sampling:
     def _struct(self) -> capi.pyl_sampling:
         return new(
             capi.pyl_sampling, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p, typical_p=self.typical_p,
-            penalty_repeat=self.penalty_repeat, penalty_frequency=self.penalty_frequency, penalty_presence=self.penalty_presence, penalty_last_n=self.penalty_last_n,
+            penalty_repeat=self.penalty_repeat, penalty_frequency=self.penalty_frequency, penalty_presence=self.penalty_presence, penalty_last_n=self.penalty_last_n, ignore_eog=self.ignore_eog,
             seed_mode=capi.SEED_KEEP if self.seed is None else capi.SEED_SET, seed=(self.seed or 0) & MASK64)
 
     @classmethod
     def _of(cls, s: capi.pyl_sampling) -> Sampling:
-        return cls(s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.penalty_repeat, s.penalty_frequency, s.penalty_presence, s.penalty_last_n, s.seed)
+        return cls(s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.penalty_repeat, s.penalty_frequency, s.penalty_presence, s.penalty_last_n, bool(s.ignore_eog), s.seed)

@@ -18,7 +18,7 @@ from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, r
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .dry_run import Memory, read_memory
-from .grammar import Grammar
+from .grammar import Grammar, constraint_of
 from .model import Model
 from .outcomes import Finish, Pressure, PromptOutcome, StoreStatistics, Ticks
 from .params import KVType, store_params
@@ -104,16 +104,10 @@ class Store(Handle):
             Nothing was made.
         """
         out = u64()
+        constraint = constraint_of(grammar)
         with self._turn.take():
-            self._lib.pyl_branch_create(self._ptr(), ref(out), start_pos, ref((sampling or Sampling())._struct()))
-        branch = Branch(self, out.value)
-        if grammar is not None:
-            try:
-                branch.set_grammar(grammar)
-            except BaseException:
-                branch.prune()
-                raise
-        return branch
+            self._lib.pyl_branch_create(self._ptr(), ref(out), start_pos, ref((sampling or Sampling())._struct()), constraint)
+        return Branch(self, out.value)
 
     def branches(self) -> list[Branch]:
         """All live branches, oldest first."""

@@ -233,7 +233,7 @@ class Fuzz:
 
     def read(self, store: Any, n: int) -> int:
         out = (ctypes.c_uint64 * 1)()
-        assert self.call("pyl_branch_create", store, out, 0, None) == 0
+        assert self.call("pyl_branch_create", store, out, 0, None, None) == 0
         run = (capi.pyl_run * 1)(capi.pyl_run(struct_size=ctypes.sizeof(capi.pyl_run), branch=out[0], n_tokens=n, tokens=(ctypes.c_int32 * n)(*range(1, n + 1))))
         assert self.call("pyl_prefill_n", store, run, 1, 0, None) == 0
         return int(out[0])

@@ -233,7 +233,7 @@ def test_no_call_takes_a_sequence_a_position_or_a_range() -> None:
     """Partial copies, shifts and divisions have no door: not in the ABI, not in the seam, not in the engine's file. Causality has one: for the rows of a
     picture, checked to fit one dispatch before anything runs, and put back after it."""
     prototypes = {name: arguments for name, _, arguments, _ in capi.PROTOTYPES}
-    assert prototypes["pyl_branch_fork_n"] == [capi.pyl_store_p, capi.c_uint64, capi.POINTER(capi.c_uint64), capi.c_size_t, capi.POINTER(capi.c_uint64)]
+    assert prototypes["pyl_branch_fork_n"] == [capi.pyl_store_p, capi.c_uint64, capi.POINTER(capi.c_uint64), capi.c_size_t, capi.POINTER(capi.c_uint64), capi.c_uint32]
     assert [name for name in prototypes if re.search(r"seq_|shift|divide|causal|rewind|truncate", name)] == []
     seam = (LIBSRC / "src" / "engine" / "engine.hpp").read_text()
     assert re.search(r"seq_add|seq_div|shift", seam, re.I) is None
@@ -265,8 +265,8 @@ def test_handles_that_name_no_sequence(child: Child, model: str) -> None:
             one = u64_array([bad])
             run = new(capi.pyl_run, branch=bad, tokens=i32_array([1]), n_tokens=1)
             calls = [
-                (lib.pyl_branch_set_sampling, s, bad, ref(struct["pyl_sampling"])), (lib.pyl_branch_get_sampling, s, bad, ref(struct["pyl_sampling"])), (lib.pyl_branch_set_grammar, s, bad, None, 0, None),
-                (lib.pyl_branch_set_bias, s, bad, 0, i32_array([1]), row, 1), (lib.pyl_branch_fork_n, s, bad, out, 1, None), (lib.pyl_branch_retain_only, s, bad),
+                (lib.pyl_branch_set_sampling, s, bad, ref(struct["pyl_sampling"])), (lib.pyl_branch_get_sampling, s, bad, ref(struct["pyl_sampling"])), (lib.pyl_branch_set_grammar, s, bad, None),
+                (lib.pyl_branch_set_bias, s, bad, 0, i32_array([1]), row, 1), (lib.pyl_branch_fork_n, s, bad, out, 1, None, 0), (lib.pyl_branch_retain_only, s, bad),
                 (lib.pyl_branch_fast_forward, s, bad, h), (lib.pyl_branch_fast_forward, s, h, bad), (lib.pyl_branch_describe, s, bad, ref(struct["pyl_branch_info"])),
                 (lib.pyl_prefill_n, s, ref(run), 1, 0, None), (lib.pyl_sample_n, s, one, 1, room), (lib.pyl_commit_n, s, one, i32_array([1]), 1),
                 (lib.pyl_tick_n, s, ref(new(capi.pyl_tick)), ref(new(capi.pyl_lane, branch=bad)), 1, room), (lib.pyl_branch_logits, s, bad, ref(struct["pyl_logits_view"])),
@@ -295,8 +295,8 @@ def test_more_branches_than_sequences(child: Child, model: str) -> None:
             error = refused(errors.NoLeaseError, root.fork, n)
             assert (error.need, error.have) == (n, 3)
         for n in (2**31 - 1, 2**31, 2**32, 2**40, 2**64 - 1):  # refused before anything is written
-            refused(errors.NoLeaseError, lib.pyl_branch_fork_n, store._ptr(), root._handle, u64_room(1), n, None)
-            refused(errors.InvalidArgumentError, lib.pyl_branch_fork_n, store._ptr(), root._handle, None, n, None)
+            refused(errors.NoLeaseError, lib.pyl_branch_fork_n, store._ptr(), root._handle, u64_room(1), n, None, 0)
+            refused(errors.InvalidArgumentError, lib.pyl_branch_fork_n, store._ptr(), root._handle, None, n, None, 0)
         assert root.is_leaf
         root.fork(3)
         refused(errors.NoLeaseError, store.root)
@@ -391,7 +391,7 @@ def test_a_penalty_window_below_zero(child: Child, model: str) -> None:
             struct.penalty_last_n = bad
             error = refused(errors.InvalidArgumentError, lib.pyl_branch_set_sampling, store._ptr(), root._handle, ref(struct))
             assert "penalty_last_n" in str(error)
-            refused(errors.InvalidArgumentError, lib.pyl_branch_create, store._ptr(), ref(u64()), 0, ref(struct))
+            refused(errors.InvalidArgumentError, lib.pyl_branch_create, store._ptr(), ref(u64()), 0, ref(struct), None)
             refused(errors.InvalidArgumentError, store.root, sampling=Sampling(penalty_last_n=bad))
         assert root.sampling == before and store.branches() == [root]
         sound(store)

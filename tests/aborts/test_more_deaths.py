@@ -16,7 +16,7 @@ LAZY = """
         import json
         def waits_for(branch, grammar, pattern, kind="pattern"):
             spec = json.dumps({"grammar": grammar, "grammar_lazy": True, "triggers": [{"type": kind, "value": pattern, "token": -1}]}).encode()
-            branch._call(lib.pyl_branch_set_chat_grammar, spec, len(spec))
+            branch._call(lib.pyl_branch_set_grammar, ref(new(capi.pyl_grammar, kind=capi.GRAMMAR_CHAT, text=spec, n_text=len(spec))))
 """
 
 

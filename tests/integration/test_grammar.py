@@ -3,9 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
-from pylloyal import Branch, Grammar, GrammarMatch, Model, Sampling, errors
+from pylloyal import Branch, Grammar, GrammarMatch, Model, Sampling, TokenFlags, Trigger, errors
 
 
 def test_match(stub: Model, tiny: Model) -> None:
@@ -103,3 +104,64 @@ def test_a_grammar_that_can_be_read_in_too_many_ways(tiny: Model) -> None:
         root.set_grammar(None)
         store.tick([root])
         assert root.position == 2 + n
+
+
+def test_a_lazy_grammar_of_one_s_own(tiny: Model) -> None:
+    """Without a chat template: free until a trigger, which belongs to what the grammar reads."""
+    a, b, c, colon = (tiny.vocab.encode(text)[0] for text in ("a", "b", "c", ":"))
+    ways = {"word": Trigger("word", ":"), "pattern": Trigger("pattern", "a(:)"), "pattern_full": Trigger("pattern_full", "a*(:)"), "token": Trigger("token", colon)}
+    with tiny.store(n_ctx=256, n_branches=8, n_threads=1) as store:
+        for trigger in ways.values():
+            root = store.root(sampling=Sampling.greedy(), grammar=Grammar('start ::= ":" "b" "c"', root="start", triggers=[trigger]))
+            root.prefill("x")
+            assert root.legal([a, b, c, colon]) == [True, True, True, trigger.type != "pattern"] or trigger.type == "pattern"
+            root.commit(a)
+            root.commit(colon)
+            assert root.legal([a, b, c, colon]) == [False, True, False, False], trigger
+            (child,) = root.fork(1)
+            loaded = store.from_bytes(root.to_bytes())
+            for branch in (child, loaded):
+                assert list(store.tick([branch], n_steps=5).tokens[0]) == [b, c]
+            store.prune([child, root, loaded])
+        for bad in ([], [Trigger("pattern", "(")], [Trigger("token", "x")], [Trigger("wort", "x")]):  # type: ignore[arg-type]
+            with pytest.raises((errors.FormatError, errors.GrammarError)):
+                store.root(grammar=Grammar('root ::= "a"', triggers=bad))
+            assert store.branches() == []
+        root = store.root(grammar='root ::= "a"')
+        root.prefill("x")
+        with pytest.raises(errors.FormatError):
+            root.set_grammar(Grammar('root ::= "b"', triggers=[]))
+        assert root.legal([a, b]) == [True, False]  # what was in force stays
+
+
+def test_going_on_past_the_end(tiny: Model) -> None:
+    ends = [t for t, flags in enumerate(tiny.vocab.flags(range(len(tiny.vocab)))) if TokenFlags.END_OF_GENERATION in flags]
+    assert len(ends) > 1
+    row = np.zeros(len(tiny.vocab), np.float32)
+    row[ends] = 50
+    with tiny.store(n_ctx=256, n_branches=4, n_threads=1) as store:
+        root = store.root(sampling=Sampling(temperature=1.0, seed=1))
+        root.prefill("x")
+        root.set_logits(row)
+        assert root.sample() in ends
+        root.sampling = Sampling(temperature=1.0, ignore_eog=True)
+        assert root.sampling.ignore_eog
+        child = root.fork()
+        loaded = store.from_bytes(root.to_bytes())
+        for branch in (root, child, loaded):
+            assert not set(store.sample([branch] * 3)) & set(ends)
+            assert branch.sampling.ignore_eog
+            assert not any(branch.legal(ends))
+        assert len(store.tick([root, child, loaded], n_steps=20).tokens[0]) == 20
+
+
+def test_forks_without_logits(tiny: Model) -> None:
+    with tiny.store(n_ctx=256, n_branches=4, n_threads=1) as store:
+        root = store.root(sampling=Sampling.greedy())
+        root.prefill("the whale")
+        bare, full = root.fork(logits=False), root.fork()
+        with pytest.raises(errors.NoLogitsError):
+            bare.logits()
+        store.prefill([(bare, " is"), (full, " is")])
+        assert np.array_equal(bare.logits(), full.logits())
+        assert root.logits().size == len(tiny.vocab)

@@ -38,11 +38,11 @@ class Reference(Books):
         self.refuse(self.leases(1), senseless(sampling), wrong(not 0 <= start <= 2**24 - self.n_ctx), wrong(not parses, errors.GrammarError))
         return self._born(State(sampling, grammar=grammar), start)
 
-    def fork(self, source: Branch, seeds: Sequence[int | None]) -> list[Branch]:
+    def fork(self, source: Branch, seeds: Sequence[int | None], with_logits: bool = True) -> list[Branch]:
         self.refuse(unplaced(self.unfit(source)), self.leases(len(seeds)))
         made = []
         for seed in seeds:
-            state = replace(source.state, steer=())
+            state = replace(source.state, steer=(), logits=source.state.logits if with_logits else None)
             made.append(self._born(state if seed is None else reseeded(state, seed), source.start))
             made[-1].parent, made[-1].cells, made[-1].inherited = source, source.cells, len(source.cells)
         return made
@@ -310,7 +310,7 @@ class Reference(Books):
 
     def legal(self, branch: Branch, tokens: Sequence[int]) -> list[bool]:
         self.refuse(unplaced(self.unfit(branch)), self.strange(tokens))
-        banned = {token for token, by in (*branch.state.bias, *branch.state.steer) if by == -INF}
+        banned = {token for token, by in (*branch.state.bias, *branch.state.steer) if by == -INF} | (self.eog if branch.state.sampling.ignore_eog else set())
         return [self.allows(branch.state.grammar, token) and token not in banned for token in tokens]
 
     def distribution(self, branch: Branch) -> tuple[int, float, float, float]:
@@ -347,6 +347,8 @@ class Reference(Books):
     def scores(self, state: State, logits: Row) -> Row:
         """What it is sampled by: logits, biases, steering, then penalties; -infinity for what is not legal. Greedy is the first of the largest."""
         row, s = logits.copy(), state.sampling
+        if s.ignore_eog:
+            row[list(self.eog)] = -INF
         with np.errstate(over="ignore"):
             for token, by in (*state.bias, *state.steer):
                 row[token] += np.float32(by)

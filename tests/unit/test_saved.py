@@ -284,7 +284,7 @@ def checksum(payload: bytes) -> int:
 
 
 def sealed(payload: bytes) -> bytes:
-    return b"PYLSAVE1" + struct.pack("<QQ", len(payload) + PREFIX, checksum(payload)) + payload
+    return b"PYLSAVE2" + struct.pack("<QQ", len(payload) + PREFIX, checksum(payload)) + payload
 
 
 class Head:
@@ -318,7 +318,7 @@ def test_the_format_is_as_written_down(model: Model, store: Store) -> None:
     assert head.fields["position"] == head.fields["cells"] == branch.position
     assert (head.fields["seed"], head.fields["draws"], head.fields["last_token"]) == (ENDLESS.seed, 12, branch.last_token)
     told = describe_saved(data)
-    assert (told["format"], told["bytes"], told["engine"], told["position"], told["cells"]) == (1, len(data), head.engine.decode(), branch.position, branch.position)
+    assert (told["format"], told["bytes"], told["engine"], told["position"], told["cells"]) == (2, len(data), head.engine.decode(), branch.position, branch.position)
     assert told["model"] == {"name": head.model.decode(), "fingerprint": f"{head.fields['fingerprint']:016x}", "n_vocab": len(model.vocab)}
     assert told["kv"] == {"type_k": "f16", "type_v": "f16", "flash_attn": True}
     assert told["sampling"] == {"seed": ENDLESS.seed, "n_sampled": 12}
@@ -395,7 +395,7 @@ def test_damage(store: Store, kind: Callable[[bytes], Any]) -> None:
                 with pytest.raises(errors.FormatError) as caught:
                     read(kind(bad))
                 assert caught.value.state == "unchanged"
-    for bad in (b"", b"PYLSAVE1", b"PYLSAVE2" + data[8:], b"GGUF" * 100, data + b"x"):
+    for bad in (b"", b"PYLSAVE2", b"PYLSAVE1" + data[8:], b"GGUF" * 100, data + b"x"):
         with pytest.raises(errors.FormatError):
             store.from_bytes(kind(bad))
     with pytest.raises(errors.FormatError) as caught:

@@ -25,7 +25,7 @@ size_t live_handles(bool of_stores);
 size_t live_handles(bool of_stores) { return of_stores ? stores().size() : live_models(); }
 
 static SamplingParams sampling_of(const pyl_sampling & s) {
-    const SamplingParams params{s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.penalty_repeat, s.penalty_frequency, s.penalty_presence, s.penalty_last_n};
+    const SamplingParams params{s.temperature, s.top_k, s.top_p, s.min_p, s.typical_p, s.penalty_repeat, s.penalty_frequency, s.penalty_presence, s.penalty_last_n, s.ignore_eog != 0};
     params.validate();
     need(s.seed_mode >= PYL_SEED_KEEP && s.seed_mode <= PYL_SEED_RESTART, "seed_mode is none of PYL_SEED_*");
     return params;
@@ -126,7 +126,7 @@ uint64_t pyl_store_epoch(const pyl_store * store) {
 
 void pyl_sampling_init(pyl_sampling * sampling) {
     const SamplingParams d;
-    if (sampling) *sampling = {sizeof(pyl_sampling), d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p, d.penalty_repeat, d.penalty_frequency, d.penalty_presence, d.penalty_last_n, PYL_SEED_KEEP, 0};
+    if (sampling) *sampling = {sizeof(pyl_sampling), d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p, d.penalty_repeat, d.penalty_frequency, d.penalty_presence, d.penalty_last_n, PYL_SEED_KEEP, 0, d.ignore_eog};
 }
 
 int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling) {
@@ -145,37 +145,42 @@ int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampli
     return in_store(store, [&](Store & s) {
         const Sampler & sampler = s.get(branch).sampler;
         const SamplingParams & p = sampler.params();
-        write_struct(out, {sizeof(pyl_sampling), p.temperature, p.top_k, p.top_p, p.min_p, p.typical_p, p.penalty_repeat, p.penalty_frequency, p.penalty_presence, p.penalty_last_n, PYL_SEED_SET, sampler.seed()});
+        write_struct(out, {sizeof(pyl_sampling), p.temperature, p.top_k, p.top_p, p.min_p, p.typical_p, p.penalty_repeat, p.penalty_frequency, p.penalty_presence, p.penalty_last_n, PYL_SEED_SET, sampler.seed(), p.ignore_eog});
     });
 }
 
-int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const char * gbnf, size_t n_gbnf, const char * root) {
-    return in_store(store, [&](Store & s) {
-        need(gbnf != nullptr || n_gbnf == 0, "the grammar is NULL");
-        s.set_grammar(branch, n_gbnf ? std::string(gbnf, n_gbnf) : std::string(), root ? root : "root");
-    });
+static GrammarSource grammar_of(const pyl_grammar * given) {
+    if (!given) return {};
+    const pyl_grammar g = read_struct(given, pyl_grammar{sizeof(pyl_grammar), PYL_GRAMMAR_GBNF, nullptr, 0, nullptr, nullptr, 0});
+    need(g.kind == PYL_GRAMMAR_GBNF || g.kind == PYL_GRAMMAR_CHAT, "kind is none of PYL_GRAMMAR_*");
+    need(g.text != nullptr || g.n_text == 0, "the grammar is NULL");
+    need(g.triggers != nullptr || g.n_triggers == 0, "the triggers are NULL");
+    need(g.kind == PYL_GRAMMAR_GBNF || (!g.root && !g.triggers), "the conversation says itself where its grammar begins and what wakes it");
+    GrammarSource source{g.kind == PYL_GRAMMAR_CHAT, g.n_text ? std::string(g.text, g.n_text) : std::string(), g.root ? g.root : "root"};
+    if (g.triggers) source.triggers.emplace(g.triggers, g.n_triggers);
+    return source;
 }
 
-int32_t pyl_branch_set_chat_grammar(pyl_store * store, pyl_branch branch, const char * rendered, size_t n_rendered) {
-    return in_store(store, [&](Store & s) {
-        need(rendered != nullptr, "the rendered conversation is NULL");
-        s.set_chat_grammar(branch, {rendered, n_rendered});
-    });
+int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const pyl_grammar * grammar) {
+    return in_store(store, [&](Store & s) { s.set_grammar(branch, grammar_of(grammar)); });
 }
 
-int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling) {
+int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos, const pyl_sampling * sampling, const pyl_grammar * grammar) {
     return in_store(store, [&](Store & s) {
         need(out != nullptr, "out is NULL");
         pyl_sampling given;
         pyl_sampling_init(&given);
         if (sampling) given = read_struct(sampling, given);
         const SamplingParams params = sampling_of(given);
-        *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_KEEP ? random_seed() : given.seed);
+        *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_KEEP ? random_seed() : given.seed, grammar_of(grammar));
     });
 }
 
-int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds) {
-    return in_store(store, [&](Store & s) { s.fork(source, span_of(out, n), seeds); });
+int32_t pyl_branch_fork_n(pyl_store * store, pyl_branch source, pyl_branch * out, size_t n, const uint64_t * seeds, uint32_t flags) {
+    return in_store(store, [&](Store & s) {
+        need((flags & ~PYL_FORK_WITHOUT_LOGITS) == 0, "flags is none of PYL_FORK_*");
+        s.fork(source, span_of(out, n), seeds, (flags & PYL_FORK_WITHOUT_LOGITS) == 0);
+    });
 }
 
 int32_t pyl_branch_prune_n(pyl_store * store, const pyl_branch * branches, size_t n) {

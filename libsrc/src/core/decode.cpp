@@ -203,7 +203,7 @@ Token Store::draw(Branch & branch, const float * row, SamplerScratch & scratch) 
     Biases refused;  // by a grammar that is only about to wake
     const uint64_t before = branch.sampler.draws();
     while (true) {
-        const Token token = branch.sampler.sample(row, n_vocab_, branch.grammar.get(), scratch, {suppressed_, branch.bias, branch.steer, refused});
+        const Token token = branch.sampler.sample(row, n_vocab_, branch.grammar.get(), scratch, {banned(branch), branch.bias, branch.steer, refused});
         if (token < 0 || !branch.grammar || !branch.grammar->is_waiting() || branch.grammar->allows(token)) return token;
         auto more = refused ? *refused : std::vector<std::pair<Token, float>>();
         more.emplace_back(token, -std::numeric_limits<float>::infinity());
@@ -284,7 +284,7 @@ void Store::measure(const Branch & branch, Token token, const float * row, pyl_m
         metrics.model_entropy += metrics.last_model_entropy = d ? d->entropy : 0;
     }
     if (metrics.levels & PYL_METRICS_SAMPLING) {
-        const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch, {suppressed_, branch.bias, branch.steer});
+        const Measure m = branch.sampler.measure(token, row, n_vocab_, branch.grammar.get(), scratch, {banned(branch), branch.bias, branch.steer});
         metrics.last_sampling_surprisal = m.surprisal;
         metrics.last_sampling_entropy = m.entropy;
         if (std::isfinite(m.surprisal)) {

@@ -58,7 +58,7 @@ void Store::legal(pyl_branch branch, std::span<const Token> tokens, uint8_t * le
         candidates.push_back({tokens[i], 0.0f, 0.0f});
     }
     if (found.grammar) found.grammar->filter(candidates);
-    for (const Biases & bias : {suppressed_, found.bias, found.steer}) {
+    for (const Biases & bias : {banned(found), found.bias, found.steer}) {
         if (!bias) continue;
         for (const auto & [token, by] : *bias) {
             for (Candidate & c : candidates) c.logit = c.id == token ? c.logit + by : c.logit;
@@ -101,7 +101,7 @@ Store::Priors Store::priors(pyl_branch branch, std::span<Token> tokens, float * 
     Branch & found = get_healthy(branch);
     const float * row = logits(found);
     std::vector<float> biased(row, row + n_vocab_);
-    for (const Biases & bias : {suppressed_, found.bias, found.steer}) {
+    for (const Biases & bias : {banned(found), found.bias, found.steer}) {
         if (!bias) continue;
         for (const auto & [token, by] : *bias) biased[static_cast<size_t>(token)] += by;
     }

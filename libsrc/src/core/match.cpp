@@ -5,7 +5,7 @@
 namespace pyl {
 
 Match match_grammar(const Model & model, const std::string & gbnf, const std::string & root, std::string_view text) {
-    const std::unique_ptr<Grammar> grammar = model.grammar(gbnf, root);
+    const std::unique_ptr<Grammar> grammar = model.grammar({false, gbnf, root});
     const std::vector<Token> tokens = model.tokenize(text, 0);
     // Some tokenizers put a space in front, lower letters or drop what they do not know: that would be another text.
     std::string spelled;

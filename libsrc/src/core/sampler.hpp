@@ -22,6 +22,7 @@ struct SamplingParams {
     float penalty_frequency = 0.0f;
     float penalty_presence = 0.0f;
     int32_t penalty_last_n = 64;
+    bool ignore_eog = false;  // the store knows which tokens these are
 
     bool operator==(const SamplingParams &) const = default;
     // Throws PYL_E_INVALID naming the field that is out of range.

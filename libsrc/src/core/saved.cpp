@@ -43,7 +43,7 @@ std::string SavedHead::json(size_t n_bytes) const {
     char print[17];
     std::snprintf(print, sizeof print, "%016llx", static_cast<unsigned long long>(fingerprint));
     const auto truth = [](bool value) { return value ? "true" : "false"; };
-    return "{\"format\":1,\"bytes\":" + std::to_string(n_bytes) + ",\"engine\":" + json_quote(engine) + ",\"model\":{\"name\":" + json_quote(model) + ",\"fingerprint\":\"" + print +
+    return "{\"format\":2,\"bytes\":" + std::to_string(n_bytes) + ",\"engine\":" + json_quote(engine) + ",\"model\":{\"name\":" + json_quote(model) + ",\"fingerprint\":\"" + print +
            "\",\"n_vocab\":" + std::to_string(n_vocab) + "},\"kv\":{\"type_k\":\"" + kv_name(type_k) + "\",\"type_v\":\"" + kv_name(type_v) + "\",\"flash_attn\":" + truth(flash_attn == PYL_FLASH_ATTN_ON) +
            "},\"position\":" + std::to_string(position) + ",\"cells\":" + std::to_string(cells) + ",\"has_logits\":" + truth(has_logits) + ",\"has_grammar\":" + truth(has_grammar) + ",\"sampling\":{\"seed\":" +
            std::to_string(seed) + ",\"n_sampled\":" + std::to_string(draws) + "}}";

@@ -1,6 +1,6 @@
 // The head of a saved branch: everything that is checked, or told, without touching a store.
 //
-//   "PYLSAVE1"  u64 bytes in all  u64 checksum of the rest  head  body
+//   "PYLSAVE2"  u64 bytes in all  u64 checksum of the rest  head  body
 //
 // The body is what only a store can take: sampler, grammar, biases, metrics, logits, and the engine's own bytes of the sequence.
 #pragma once
@@ -28,7 +28,7 @@ struct SavedHead {
     std::string json(size_t n_bytes) const;
 };
 
-constexpr std::string_view saved_magic = "PYLSAVE1";
+constexpr std::string_view saved_magic = "PYLSAVE2";
 constexpr size_t saved_prefix = 24;  // magic, length, checksum
 
 // What follows the prefix, whole and undamaged, or PYL_E_FORMAT.

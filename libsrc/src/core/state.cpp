@@ -22,6 +22,7 @@ void put_sampling(ByteWriter & out, const Sampler & sampler) {
     for (const float value : {p.temperature, p.top_p, p.min_p, p.typical_p, p.penalty_repeat, p.penalty_frequency, p.penalty_presence}) out.put(value);
     out.put(p.top_k);
     out.put(p.penalty_last_n);
+    out.put<uint8_t>(p.ignore_eog);
     out.put_all(sampler.history().data(), sampler.history().size());
 }
 
@@ -30,6 +31,7 @@ SamplingParams get_sampling(ByteReader & in) {
     for (float * value : {&p.temperature, &p.top_p, &p.min_p, &p.typical_p, &p.penalty_repeat, &p.penalty_frequency, &p.penalty_presence}) *value = in.get<float>();
     p.top_k = in.get<int32_t>();
     p.penalty_last_n = in.get<int32_t>();
+    p.ignore_eog = in.get<uint8_t>() != 0;
     p.validate();
     return p;
 }
@@ -73,6 +75,8 @@ std::string Store::save(pyl_branch branch, bool with_logits) {
         out.put<uint8_t>(found.grammar_source->is_chat);
         out.put(found.grammar_source->text);
         out.put(found.grammar_source->root);
+        out.put<uint8_t>(found.grammar_source->triggers.has_value());
+        out.put(found.grammar_source->triggers.value_or(""));
         const std::vector<Token> taken = found.grammar_taken.tokens();
         out.put_all(taken.data(), taken.size());
     }
@@ -138,9 +142,9 @@ pyl_branch Store::load(std::string_view bytes) {
     made.metrics = get_metrics(in);
     damaged((made.metrics.levels & ~(PYL_METRICS_MODEL | PYL_METRICS_SAMPLING)) == 0 && made.metrics.n_inside <= made.metrics.n_tokens);
     if (head.has_grammar) {
-        GrammarSource source{in.get<uint8_t>() != 0, "", ""};
-        source.text = in.get_text();
-        source.root = in.get_text();
+        GrammarSource source{in.get<uint8_t>() != 0, std::string(in.get_text()), std::string(in.get_text())};
+        const bool is_lazy = in.get<uint8_t>() != 0;
+        if (const std::string_view triggers = in.get_text(); is_lazy) source.triggers = triggers;
         const std::vector<Token> taken = token_list();
         as_format([&] { constrain(made, std::move(source), taken); });
         damaged(made.grammar != nullptr);

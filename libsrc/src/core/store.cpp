@@ -18,10 +18,15 @@ Store::Store(std::shared_ptr<const Model> model, const ContextParams & params)
         free_seqs_.push_back(static_cast<Seq>(i));
     }
     std::vector<std::pair<Token, float>> banned;
+    const auto ban = [&](Token token) { banned.emplace_back(token, -std::numeric_limits<float>::infinity()); };
     for (const Token token : model_->suppressed()) {
-        if (token >= 0 && static_cast<size_t>(token) < n_vocab_) banned.emplace_back(token, -std::numeric_limits<float>::infinity());
+        if (token >= 0 && static_cast<size_t>(token) < n_vocab_) ban(token);
     }
-    if (!banned.empty()) suppressed_ = std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(banned));
+    if (!banned.empty()) suppressed_ = std::make_shared<const std::vector<std::pair<Token, float>>>(banned);
+    for (Token token = 0; static_cast<size_t>(token) < n_vocab_; token++) {
+        if (model_->token_flags(token) & PYL_TOKEN_EOG) ban(token);
+    }
+    endless_ = std::make_shared<const std::vector<std::pair<Token, float>>>(std::move(banned));
     live_.struct_size = sizeof live_;
     live_.n_ctx = context_->n_ctx();
     live_.n_batch = params.n_batch;
@@ -197,20 +202,24 @@ void Store::release(uint32_t slot, bool clear_cache) noexcept {
 
 // ------------------------------------------------------------------------------------------------------------ the tree
 
-pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_t seed) {
+pyl_branch Store::create(Pos start_pos, const SamplingParams & sampling, uint64_t seed, GrammarSource grammar) {
     if (const int64_t most = most_pos - std::min<int64_t>(live_.n_ctx, most_pos); start_pos < 0 || start_pos > most) {
         throw Error(PYL_E_INVALID, "start_pos is " + std::to_string(start_pos) + "; it must be in 0.." + std::to_string(most));
     }
     need_leases(1);
+    Branch made;
+    constrain(made, std::move(grammar));  // the last that can fail
     const uint32_t slot = take_slot();
     Branch & branch = slots_[slot];
+    branch.grammar = std::move(made.grammar);
+    branch.grammar_source = std::move(made.grammar_source);
     branch.position = branch.start = start_pos;
     branch.sampler.set_params(sampling);
     branch.sampler.reseed(seed);
     return handle(slot);
 }
 
-void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds) {
+void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds, bool with_logits) {
     Branch & from = get_healthy(source);
     need_leases(out.size());
     // Everything that can run out of memory happens before anything changes.
@@ -231,7 +240,7 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
         child.cells_inherited = from.cells_inherited + from.cells_own;
         child.parent = slot_of(from) + 1;
         child.last_token = from.last_token;
-        child.logits = from.logits;
+        if (with_logits) child.logits = from.logits;
         child.sampler = std::move(samplers[i]);
         if (seeds) child.sampler.reseed(seeds[i]);
         child.grammar = std::move(grammars[i]);
@@ -350,14 +359,13 @@ void Store::set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tok
     (kind == PYL_STEER ? found.steer : found.bias) = std::move(made);
 }
 
-static std::unique_ptr<Grammar> made_from(const Model & model, const GrammarSource & source) {
-    if (source.is_chat) return model.chat_grammar(source.text);
-    return source.text.empty() ? nullptr : model.grammar(source.text, source.root);
-}
-
 void Store::constrain(Branch & branch, GrammarSource source, std::span<const Token> taken) {
-    auto kept = std::make_shared<const GrammarSource>(std::move(source));
-    auto grammar = made_from(*model_, *kept);
+    std::shared_ptr<const GrammarSource> kept;
+    std::unique_ptr<Grammar> grammar;
+    if (!source.is_empty()) {
+        kept = std::make_shared<const GrammarSource>(std::move(source));
+        grammar = model_->grammar(*kept);
+    }
     for (size_t i = 0; i < taken.size(); i++) {
         if (!grammar || !grammar->allows(taken[i])) throw Error(PYL_E_FORMAT, "the saved grammar does not take the tokens saved with it").at(i);
         grammar->accept(taken[i]);
@@ -368,8 +376,6 @@ void Store::constrain(Branch & branch, GrammarSource source, std::span<const Tok
     branch.grammar_taken = std::move(fed);
 }
 
-void Store::set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root) { constrain(get_healthy(branch), {false, gbnf, root}); }
-
-void Store::set_chat_grammar(pyl_branch branch, std::string_view rendered) { constrain(get_healthy(branch), {true, std::string(rendered), ""}); }
+void Store::set_grammar(pyl_branch branch, GrammarSource grammar) { constrain(get_healthy(branch), std::move(grammar)); }
 
 }  // namespace pyl

@@ -36,12 +36,6 @@ struct Logits {
     void clear() { row = -1, copy.reset(); }
 };
 
-// What a grammar was made from, to make it again when a saved branch is loaded.
-struct GrammarSource {
-    bool is_chat;  // text is a rendered conversation, otherwise GBNF
-    std::string text, root;
-};
-
 struct Branch {
     uint32_t generation = 0;
     bool is_live = false;
@@ -59,7 +53,7 @@ struct Branch {
     Logits logits;
     Sampler sampler;
     std::unique_ptr<Grammar> grammar;
-    std::shared_ptr<const GrammarSource> grammar_source;
+    std::shared_ptr<const GrammarSource> grammar_source;  // to make it again when a saved branch is loaded
     History grammar_taken;  // what it was fed since
     Biases bias, steer;
     pyl_metrics metrics{sizeof(pyl_metrics), PYL_METRICS_NONE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -101,8 +95,8 @@ public:
     uint64_t epoch() const { return is_drained_ ? 0 : epoch_.load(); }
 
     Memory memory() const;
-    pyl_branch create(Pos start_pos, const SamplingParams & sampling, uint64_t seed);
-    void fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds);
+    pyl_branch create(Pos start_pos, const SamplingParams & sampling, uint64_t seed, GrammarSource grammar = {});
+    void fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * seeds, bool with_logits = true);
     void prune(std::span<const pyl_branch> branches);
     void prune_subtree(pyl_branch branch) noexcept;
     void retain_only(pyl_branch branch);
@@ -115,8 +109,7 @@ public:
     Branch & get_healthy(pyl_branch branch, size_t index = SIZE_MAX);  // live and not poisoned
     pyl_branch handle_of(uint32_t parent_field) const;
     std::vector<pyl_branch> list(pyl_branch children_of);
-    void set_grammar(pyl_branch branch, const std::string & gbnf, const std::string & root);
-    void set_chat_grammar(pyl_branch branch, std::string_view rendered);
+    void set_grammar(pyl_branch branch, GrammarSource grammar);
 
     void set_metrics(pyl_branch branch, int32_t levels);
     void set_bias(pyl_branch branch, int32_t kind, std::span<const Token> tokens, const float * bias);
@@ -167,12 +160,15 @@ private:
     template <typename Each>
     void for_each_branch(std::span<Branch * const> branches, size_t cost, Each && each);
     void publish();
+    // What this branch never draws.
+    const Biases & banned(const Branch & branch) const { return branch.sampler.params().ignore_eog ? endless_ : suppressed_; }
 
     std::shared_ptr<const Model> model_;
     std::unique_ptr<Context> context_;
     ContextParams params_;
     size_t n_vocab_;
     Biases suppressed_;  // what the model file says must never be drawn
+    Biases endless_;     // and what ends a generation
     std::vector<Branch> slots_;
     std::vector<uint32_t> free_slots_;
     std::vector<Seq> free_seqs_;

@@ -73,6 +73,15 @@ public:
     virtual bool is_waiting() const { return false; }
 };
 
+// What a grammar is made from.
+struct GrammarSource {
+    bool is_chat = false;  // text is a rendered conversation, otherwise GBNF
+    std::string text, root = "root";
+    std::optional<std::string> triggers{};  // JSON; of GBNF that is to be lazy
+
+    bool is_empty() const { return text.empty(); }
+};
+
 struct ContextParams {
     uint32_t n_ctx, n_batch, n_seq_max, n_threads;
     int32_t flash_attn, type_k, type_v;
@@ -227,9 +236,8 @@ public:
     virtual std::vector<Token> tokenize(std::string_view text, uint32_t flags) const = 0;
     virtual std::string piece(Token token, bool special) const = 0;
     virtual uint32_t token_flags(Token token) const = 0;
-    virtual std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const = 0;
-    // The constraint that belongs to a rendered conversation; null when there is none.
-    virtual std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const = 0;
+    // Null when nothing is constrained: by a conversation to which no grammar belongs.
+    virtual std::unique_ptr<Grammar> grammar(const GrammarSource & source) const = 0;
     // Positions each row of an encoder stands at: 1, or 4 where they are sections (time, row, column, one more).
     virtual size_t n_sections() const { return 1; }
     // Tokens the model file says must never be drawn.

@@ -17,7 +17,7 @@ PLAIN = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 SAMPLINGS = st.builds(
     Sampling, temperature=st.sampled_from([0.0, 0.5, 1.0, 4.0]), top_k=st.sampled_from([0, 1, 7, 40]), top_p=st.sampled_from([1.0, 0.9375]), min_p=st.sampled_from([0.0, 0.0625]),
     typical_p=st.sampled_from([1.0, 0.875]), penalty_repeat=st.sampled_from([1.0, 2.0, 0.5]), penalty_frequency=st.sampled_from([0.0, 0.25, -1.0]), penalty_presence=st.sampled_from([0.0, 0.5, 64.0]),
-    penalty_last_n=st.sampled_from([0, 1, 5, 32]), seed=st.sampled_from([None, None, 1, 2, 2**64 - 1]))
+    penalty_last_n=st.sampled_from([0, 1, 5, 32]), ignore_eog=st.sampled_from([False, False, True]), seed=st.sampled_from([None, None, 1, 2, 2**64 - 1]))
 BAD_SAMPLINGS = [Sampling(temperature=float("nan")), Sampling(top_p=0.0), Sampling(min_p=1.5), Sampling(penalty_repeat=0.0), Sampling(penalty_last_n=-1)]
 BAD_GRAMMAR = "root ::= ("
 BAD_ROOTS = [*((sampling, None, 0) for sampling in BAD_SAMPLINGS), (PLAIN, BAD_GRAMMAR, 0), (PLAIN, None, -1), (PLAIN, None, 2**24)]
@@ -32,6 +32,7 @@ PICKS = st.binary(max_size=5)
 ANY, GONE = 224, 246
 ODDLY = st.integers(0, 15)  # 15, sometimes 14: with something wrong
 ODD = 15
+BARE = 7  # a fork without logits
 
 
 class Basis(Machine):
@@ -110,10 +111,11 @@ class Basis(Machine):
 
     def do_fork(self, node: Node, n: int, seed: int | None, way: int = 0) -> None:
         branch, seeds = self.handles[node], [None if seed is None else (seed + i) % 2**64 for i in range(n)]
-        ways: list[Callable[[], list[Branch]]] = [lambda: branch.fork(n, seed=seed), lambda: branch.fork(n, seed=None if seed is None else [s for s in seeds if s is not None])]
+        logits = way != BARE
+        ways: list[Callable[[], list[Branch]]] = [lambda: branch.fork(n, seed=seed, logits=logits), lambda: branch.fork(n, seed=None if seed is None else [s for s in seeds if s is not None], logits=logits)]
         if n == 1:
-            ways.append(lambda: [branch.fork(seed=seed)])
-        if done := self.act("fork", lambda: self.ref.fork(node, seeds), ways[way % len(ways)], node, n, seed):
+            ways.append(lambda: [branch.fork(seed=seed, logits=logits)])
+        if done := self.act("fork", lambda: self.ref.fork(node, seeds, logits), ways[way % len(ways)], node, n, seed, logits):
             self.handles.update(zip(*done, strict=True))
 
     def brace(self, nodes: Sequence[Node]) -> None:

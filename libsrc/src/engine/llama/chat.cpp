@@ -297,31 +297,37 @@ const char * name_of(common_grammar_trigger_type type) {
     return "";
 }
 
+GrammarTriggers triggers_of(const json & list) {
+    if (!list.is_array() || list.empty()) bad_request("a lazy grammar needs triggers");
+    GrammarTriggers triggers;
+    for (const json & one : list) {
+        const std::string type = get_string(one, "type", ""), value = get_string(one, "value", "");
+        if (type == "word") {
+            triggers.patterns.push_back(regex_escape(value));
+        } else if (type == "pattern") {
+            triggers.patterns.push_back(value);
+        } else if (type == "pattern_full") {
+            triggers.patterns.push_back((value.starts_with('^') ? "" : "^") + value + (value.ends_with('$') ? "" : "$"));
+        } else if (type == "token" && one.contains("token") && one.at("token").is_number_integer()) {
+            triggers.tokens.push_back(one.at("token").get<int>());
+        } else {
+            bad_request("a trigger's type is '" + type + "'; it is word, pattern, pattern_full or token");
+        }
+    }
+    return triggers;
+}
+
 }  // namespace
+
+GrammarTriggers read_triggers(std::string_view list) { return triggers_of(parse_json(list)); }
 
 std::unique_ptr<Grammar> LlamaModel::chat_grammar(std::string_view rendered) const {
     const json body = parse_json(rendered);
     if (!body.is_object()) bad_request("not an object");
     const std::string gbnf = get_string(body, "grammar", "");
     if (gbnf.empty()) return nullptr;
-    GrammarTriggers triggers;
-    if (const bool lazy = get_bool(body, "grammar_lazy", false); lazy) {
-        if (!body.contains("triggers") || !body.at("triggers").is_array() || body.at("triggers").empty()) bad_request("a lazy grammar needs triggers");
-        for (size_t i = 0; i < body.at("triggers").size(); i++) {
-            const json & one = body.at("triggers").at(i);
-            const std::string type = get_string(one, "type", ""), value = get_string(one, "value", "");
-            if (type == "word") {
-                triggers.patterns.push_back(regex_escape(value));
-            } else if (type == "pattern") {
-                triggers.patterns.push_back(value);
-            } else if (type == "pattern_full") {
-                triggers.patterns.push_back((value.starts_with('^') ? "" : "^") + value + (value.ends_with('$') ? "" : "$"));
-            } else if (type == "token" && one.contains("token") && one.at("token").is_number_integer()) {
-                triggers.tokens.push_back(one.at("token").get<int>());
-            } else {
-                bad_request("a trigger's type is '" + type + "'; it is word, pattern, pattern_full or token");
-            }
-        }
+    if (get_bool(body, "grammar_lazy", false)) {
+        const GrammarTriggers triggers = triggers_of(body.value("triggers", json::array()));
         return grammars().make(gbnf, "root", &triggers);
     }
     auto grammar = grammars().make(gbnf, "root");

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/engine.hpp"
@@ -21,6 +22,9 @@ struct GrammarTriggers {
     std::vector<std::string> patterns;
     std::vector<Token> tokens;
 };
+
+// From JSON as pyl_chat_render gives them, or PYL_E_FORMAT.
+GrammarTriggers read_triggers(std::string_view list);
 
 // Safe from any thread.
 class GrammarShelf {

@@ -35,8 +35,7 @@ public:
     std::vector<Token> tokenize(std::string_view text, uint32_t flags) const override;
     std::string piece(Token token, bool special) const override;
     uint32_t token_flags(Token token) const override { return flags_[static_cast<size_t>(token)]; }
-    std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override;
-    std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const override;
+    std::unique_ptr<Grammar> grammar(const GrammarSource & source) const override;
     size_t n_sections() const override;
     std::vector<Token> suppressed() const override;
     std::string chat_render(std::string_view request) const override;
@@ -51,6 +50,7 @@ public:
 
 private:
     GrammarShelf & grammars() const;
+    std::unique_ptr<Grammar> chat_grammar(std::string_view rendered) const;
     std::string chat_render_here(std::string_view request) const;
 
     std::unique_ptr<llama_model, FreeModel> model_;

@@ -170,7 +170,12 @@ GrammarShelf & LlamaModel::grammars() const {
     return *grammars_;
 }
 
-std::unique_ptr<Grammar> LlamaModel::grammar(const std::string & gbnf, const std::string & root) const { return grammars().make(gbnf, root); }
+std::unique_ptr<Grammar> LlamaModel::grammar(const GrammarSource & source) const {
+    if (source.is_chat) return chat_grammar(source.text);
+    if (!source.triggers) return grammars().make(source.text, source.root);
+    const GrammarTriggers triggers = read_triggers(*source.triggers);
+    return grammars().make(source.text, source.root, &triggers);
+}
 
 size_t LlamaModel::n_sections() const {
     const llama_rope_type type = llama_model_rope_type(raw());

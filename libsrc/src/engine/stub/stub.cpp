@@ -359,12 +359,14 @@ public:
     uint32_t token_flags(Token token) const override {
         return token < 256 ? PYL_TOKEN_BYTE : token == bos ? PYL_TOKEN_CONTROL : token <= eot ? PYL_TOKEN_CONTROL | PYL_TOKEN_EOG : PYL_TOKEN_UNUSED;
     }
-    std::unique_ptr<Grammar> grammar(const std::string & gbnf, const std::string & root) const override {
-        const std::string head = root + " ::= \"";
+    std::unique_ptr<Grammar> grammar(const GrammarSource & source) const override {
+        if (source.is_chat) throw Error(PYL_E_UNSUPPORTED, "the stub model has no chat template");
+        if (source.triggers) throw Error(PYL_E_UNSUPPORTED, "the stub engine knows no lazy grammars");
+        const std::string & gbnf = source.text;
+        const std::string head = source.root + " ::= \"";
         if (!gbnf.starts_with(head) || gbnf.size() < head.size() + 1 || gbnf.back() != '"') throw Error(PYL_E_GRAMMAR, "line 1, column 1: the stub engine reads only: " + head + "literal\"");
         return std::make_unique<StubGrammar>(gbnf.substr(head.size(), gbnf.size() - head.size() - 1));
     }
-    std::unique_ptr<Grammar> chat_grammar(std::string_view) const override { throw Error(PYL_E_UNSUPPORTED, "the stub model has no chat template"); }
     std::string chat_render(std::string_view) const override { throw Error(PYL_E_TEMPLATE, "the stub model has no chat template"); }
     std::unique_ptr<Context> open(const ContextParams & params) const override {
         need_weights();

@@ -40,7 +40,7 @@ int main(int argc, char ** argv) {
 
     int32_t drawn[N_BRANCHES][N_STEPS];
     pyl_lane lanes[N_BRANCHES] = {{0}};
-    pyl_tick tick = {sizeof tick, N_STEPS, NULL, 0, 0, 0, 0, 0};
+    pyl_tick tick = {sizeof tick, N_STEPS, NULL, 0, 0, 0, 0, 0, NULL, 0};
     for (int i = 0; i < N_BRANCHES; i++) lanes[i].struct_size = sizeof lanes[i], lanes[i].branch = branches[i];
     check(pyl_tick_n(store, &tick, lanes, N_BRANCHES, drawn[0]), "pyl_tick_n");
 

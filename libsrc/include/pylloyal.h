@@ -619,14 +619,18 @@ typedef struct pyl_tick {
     uint32_t n_ticks;             /* out: ticks run, each at most one dispatch */
     uint32_t n_dispatches;        /* out */
     int32_t out_of_cells;         /* out: 1 when it returned early because the next tick no longer fits */
-    uint32_t reserved;            /* zero */
+    uint32_t max_run_tokens;      /* most tokens of runs in one dispatch; 0 for as many as fit n_batch */
+    pyl_run * runs;               /* prompts of other branches, read in the ticks' dispatches; NULL for none */
+    size_t n_runs;
 } pyl_tick;
 
 /* The inner loop: sample each branch, set aside those that end, decode the others in one dispatch, feed their grammars and
  * penalty windows; repeated up to n_steps times while any lane can go on.
  *   tokens  n_lanes rows of n_steps ids; row i holds lanes[i].n_tokens of them.
- * Errors before anything runs, unchanged: PYL_E_CONTEXT when even the first tick does not fit, PYL_E_NO_LOGITS, PYL_E_STALE,
- * PYL_E_POISONED, PYL_E_INVALID. After a later tick failed or was cancelled the outputs are filled in, the code says why and
+ * Each dispatch is filled up with tokens of the runs, in their order, as pyl_prefill_n would decode them: reading goes on without a dispatch of its own while
+ * others speak. What is left when the lanes are done stays unread (n_landed tells). Not with deterministic = 1.
+ * Errors before anything runs, unchanged: PYL_E_CONTEXT when even the first tick and the runs do not fit, PYL_E_NO_LOGITS, PYL_E_STALE,
+ * PYL_E_POISONED, PYL_E_INVALID, PYL_E_UNSUPPORTED; an index counts the lanes, then the runs. After a later tick failed or was cancelled the outputs are filled in, the code says why and
  * lanes[i].state what became of each. Thread: store. */
 PYL_API int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t n_lanes, int32_t * tokens);
 

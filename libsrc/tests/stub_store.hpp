@@ -106,7 +106,7 @@ struct Lanes {
 inline Lanes lanes(const Branches & branches, uint32_t n_steps, const Tokens & stops = {}, const std::vector<uint32_t> & max_tokens = {}) {
     Lanes out;
     out.stops = stops;
-    out.tick = {sizeof(pyl_tick), n_steps, nullptr, stops.size(), 77, 77, 77, 0};
+    out.tick = {sizeof(pyl_tick), n_steps, nullptr, stops.size(), 77, 77, 77, 0, nullptr, 0};
     for (size_t i = 0; i < branches.size(); i++) out.lanes.push_back({sizeof(pyl_lane), 77, branches[i], max_tokens.empty() ? 0 : max_tokens[i], 77, 77, 77});
     out.tokens.assign(branches.size() * n_steps, -77);
     return out;

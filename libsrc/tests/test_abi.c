@@ -620,7 +620,13 @@ static void test_null_in_store(const pyl_model * model) {
     INVALID(pyl_prefill_n(store, NULL, 1, 0, NULL));
     run.tokens = NULL;
     INVALID(pyl_prefill_n(store, &run, 1, 0, NULL));
-    run.tokens = hello;
+    tick.runs = &run, tick.n_runs = 1;
+    INVALID(pyl_tick_n(store, &tick, &lane, 1, &token));
+    run.tokens = hello, run.struct_size = 0;
+    INVALID(pyl_tick_n(store, &tick, &lane, 1, &token));
+    run.struct_size = sizeof run, tick.runs = NULL;
+    INVALID(pyl_tick_n(store, &tick, &lane, 1, &token));
+    tick.n_runs = 0;
     INVALID(pyl_sample_n(store, NULL, 1, &token));
     INVALID(pyl_sample_n(store, &b, 1, NULL));
     INVALID(pyl_commit_n(store, NULL, &token, 1));

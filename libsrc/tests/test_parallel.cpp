@@ -202,7 +202,7 @@ Seen conversation(const pyl_model * model, uint32_t seed, std::atomic<pyl_store 
     for (int round = 0; round < 3; round++) {
         std::array<pyl_lane, 3> lanes{};
         for (size_t i = 0; i < 3; i++) lanes[i] = {sizeof(pyl_lane), 77, kids[i], 0, 77, 77, 77};
-        pyl_tick tick{sizeof(pyl_tick), 4, nullptr, 0, 0, 0, 0, 0};
+        pyl_tick tick{sizeof(pyl_tick), 4, nullptr, 0, 0, 0, 0, 0, nullptr, 0};
         Tokens drawn(12, -1);
         CHECK_EQ(pyl_tick_n(store, &tick, lanes.data(), 3, drawn.data()), PYL_OK);
         seen.tokens.insert(seen.tokens.end(), drawn.begin(), drawn.end());
@@ -468,7 +468,7 @@ void test_cancel_tick() {
             if (kids[0]) CHECK_EQ(pyl_branch_prune_n(store, kids.data(), 2), PYL_OK);
             CHECK_EQ(pyl_branch_fork_n(store, root, kids.data(), 2, nullptr, 0), PYL_OK);
             for (size_t i = 0; i < 2; i++) lanes[i] = {sizeof(pyl_lane), 77, kids[i], 0, 77, 77, 77};
-            tick = {sizeof(pyl_tick), n_steps, nullptr, 0, 77, 77, 77, 0};
+            tick = {sizeof(pyl_tick), n_steps, nullptr, 0, 77, 77, 77, 0, nullptr, 0};
             drawn.assign(2 * n_steps, -77);
             code = pyl_tick_n(store, &tick, lanes.data(), 2, drawn.data());
             CHECK(code == PYL_OK || code == PYL_E_CANCELLED);
@@ -514,7 +514,7 @@ void test_teardown() {
                         CHECK(is_known(code));
                         if (code == PYL_OK) {
                             pyl_lane lane{sizeof(pyl_lane), 77, branch, 0, 77, 77, 77};
-                            pyl_tick tick{sizeof(pyl_tick), 4, nullptr, 0, 77, 77, 77, 0};
+                            pyl_tick tick{sizeof(pyl_tick), 4, nullptr, 0, 77, 77, 77, 0, nullptr, 0};
                             Tokens drawn(4, -77);
                             code = pyl_tick_n(store, &tick, &lane, 1, drawn.data());
                             CHECK(is_known(code));
@@ -596,7 +596,7 @@ void test_busy() {
     const float bias[] = {1, 2};
     pyl_run small = run_of(kid, few);
     pyl_lane lane{sizeof(pyl_lane), 77, kid, 0, 77, 77, 77};
-    pyl_tick tick{sizeof(pyl_tick), 2, nullptr, 0, 77, 77, 77, 0};
+    pyl_tick tick{sizeof(pyl_tick), 2, nullptr, 0, 77, 77, 77, 0, nullptr, 0};
     const std::vector<std::pair<const char *, std::function<int32_t()>>> calls{
         {"set_sampling", [&] { return pyl_branch_set_sampling(store, kid, &sampling); }},
         {"get_sampling", [&] { return pyl_branch_get_sampling(store, kid, &out.sampling); }},

@@ -378,8 +378,8 @@ struct Craft {
     int32_t levels = PYL_METRICS_MODEL;
     uint64_t n_tokens = 2, n_inside = 0;
     std::array<double, 8> sums{1, 2, 0.5, 1, 0, 0, 0, 0};
-    uint8_t is_chat = 0;
-    std::string grammar = gbnf, name = "root";
+    uint8_t ignore_eog = 0, is_chat = 0, is_lazy = 0;
+    std::string grammar = gbnf, name = "root", triggers;
     Tokens taken{'a', 'b'};
     Row logits = Row(260, 0.5f);
     Tokens cell_tokens{1, 2, 3};
@@ -410,6 +410,7 @@ struct Craft {
         for (const float value : floats) out.put(value);
         out.put(top_k);
         out.put(last_n);
+        out.put(ignore_eog);
         put_length(history.size());
         for (const Token token : history) out.put(token);
         for (const auto * biases : {&bias, &steer}) {
@@ -424,6 +425,8 @@ struct Craft {
             out.put(is_chat);
             put_text(grammar);
             put_text(name);
+            out.put(is_lazy);
+            put_text(triggers);
             put_length(taken.size());
             for (const Token token : taken) out.put(token);
         }
@@ -560,7 +563,7 @@ void test_fields_out_of_range() {
 
 void test_lengths_out_of_range() {
     Victim victim;
-    for (size_t which = 0; which < 10; which++) {
+    for (size_t which = 0; which < 11; which++) {
         for (const uint64_t length : std::vector<uint64_t>{1ull << 63, UINT64_MAX, UINT64_MAX / 4 + 1, UINT64_MAX / 8 + 1, 1ull << 40, 1ull << 32}) {
             Craft c;
             c.wrong_length = which, c.length = length;

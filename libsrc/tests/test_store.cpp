@@ -8,6 +8,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "check.hpp"
@@ -963,6 +964,70 @@ void test_fork_without_logits() {
     CHECK(store.get(a).logits.any());
 }
 
+// Prompts of others are read in the dispatches of those who speak, and nobody can tell from what comes of it.
+void test_reading_along() {
+    const auto speak = [](std::span<pyl_run> runs, uint32_t most, uint32_t n_steps, Store & store, Lanes & l) {
+        const pyl_branch a = root(store, text(5), drawing(), 7);
+        SamplingParams endless = drawing();
+        endless.ignore_eog = true;
+        store.get(a).sampler.set_params(endless);
+        for (pyl_run & run : runs) run.branch = store.create(0, greedy(), 1);
+        l = lanes({a}, n_steps);
+        l.tick.runs = runs.data(), l.tick.n_runs = runs.size(), l.tick.max_run_tokens = most;
+        run_tick(store, l);
+        return l.taken(0);
+    };
+    const Tokens longer = text(20, 3), shorter = text(4, 9);
+    const auto runs_of = [&] {
+        return std::array<pyl_run, 2>{pyl_run{sizeof(pyl_run), 20, 0, longer.data(), 77, 77}, pyl_run{sizeof(pyl_run), 4, 0, shorter.data(), 77, 77}};
+    };
+    Store alone(model(), context(256, 8, 4)), along(model(), context(256, 8, 4)), slowly(model(), context(256, 8, 4));
+    Lanes l, m, n;
+    const Tokens said = speak({}, 0, 5, alone, l);
+    CHECK_EQ(said.size(), 5);
+    // 7 beside each token of the one who speaks: 7, 7, 6 and 1, 3.
+    auto runs = runs_of();
+    CHECK(speak(runs, 0, 5, along, m) == said);
+    CHECK_EQ(m.tick.n_dispatches, 5);
+    CHECK_EQ(m.tick.n_ticks, 5);
+    CHECK(runs[0].n_landed == 20 && runs[1].n_landed == 4 && runs[0].state == PYL_STATE_ADVANCED && runs[1].state == PYL_STATE_ADVANCED);
+    CHECK(same_bits(row(along, runs[0].branch), replay(longer)));
+    CHECK(same_bits(row(along, runs[1].branch), replay(shorter)));
+    CHECK(same_bits(row(along, m.lanes[0].branch), row(alone, l.lanes[0].branch)));
+    CHECK_EQ(pressure(along).cells_used, 5 + 5 + 20 + 4);
+    // At most three in a dispatch, in their order; the rest can be read later.
+    auto some = runs_of();
+    CHECK(speak(some, 3, 5, slowly, n) == said);
+    CHECK(some[0].n_landed == 15 && some[1].n_landed == 0 && some[0].state == PYL_STATE_ADVANCED && some[1].state == PYL_STATE_UNCHANGED);
+    CHECK(!slowly.get(some[0].branch).logits.any());
+    prefill(slowly, some[0].branch, Tokens(longer.begin() + 15, longer.end()));
+    CHECK(same_bits(row(slowly, some[0].branch), replay(longer)));
+    // Refused, with nothing changed: no room for all of it, a branch that does both, a token that is none, a store that never mixes.
+    const auto refused_with = [&](int32_t code, int32_t index, Store & store, std::span<pyl_run> given, pyl_branch speaker) {
+        const pyl_pressure before = pressure(store);
+        Lanes k = lanes({speaker}, 2);
+        k.tick.runs = given.data(), k.tick.n_runs = given.size();
+        CHECK_EQ(refused(store, code, [&] { run_tick(store, k); }).index, index);
+        CHECK_EQ(pressure(store).cells_used, before.cells_used);
+        CHECK_EQ(pressure(store).n_dispatches, before.n_dispatches);
+    };
+    const pyl_branch a = m.lanes[0].branch;
+    const Tokens many = text(300);
+    std::array<pyl_run, 1> one{pyl_run{sizeof(pyl_run), 300, runs[0].branch, many.data(), 0, 0}};
+    refused_with(PYL_E_CONTEXT, -1, along, one, a);
+    one[0].n_tokens = 2, one[0].branch = a;
+    refused_with(PYL_E_INVALID, 1, along, one, a);
+    const Tokens strange{1, 4711};
+    one[0].tokens = strange.data(), one[0].branch = runs[0].branch;
+    refused_with(PYL_E_INVALID, 1, along, one, a);
+    ContextParams unmixed = context(256, 8, 4);
+    unmixed.deterministic = true;
+    Store apart(model(), unmixed);
+    const pyl_branch b = root(apart, text(5), drawing(), 7);
+    one[0].tokens = many.data(), one[0].branch = apart.create(0, greedy(), 1);
+    refused_with(PYL_E_UNSUPPORTED, -1, apart, one, b);
+}
+
 // Every token that ends a generation, not one of them.
 void test_ignoring_the_end() {
     Store store(model(), context());
@@ -1691,7 +1756,7 @@ int main() {
     const auto tests = {
         test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
         test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing, test_outputs_asked_for,
-        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_fast_forward, test_fast_forward_repairs,
+        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_reading_along, test_fast_forward, test_fast_forward_repairs,
         test_changing_logits, test_bias, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
         test_failed_tick, test_engine_that_throws, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
     };

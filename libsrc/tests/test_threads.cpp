@@ -111,7 +111,7 @@ std::vector<float> conversation(uint32_t seed) {
     for (int round = 0; round < 4; round++) {
         std::array<pyl_lane, 3> lanes{};
         for (size_t i = 0; i < 3; i++) lanes[i].struct_size = sizeof lanes[i], lanes[i].branch = kids[i];
-        pyl_tick tick{sizeof(pyl_tick), 5, nullptr, 0, 0, 0, 0, 0};
+        pyl_tick tick{sizeof(pyl_tick), 5, nullptr, 0, 0, 0, 0, 0, nullptr, 0};
         Tokens drawn(15, -1);
         CHECK_EQ(pyl_tick_n(store, &tick, lanes.data(), 3, drawn.data()), PYL_OK);
         for (const int32_t token : drawn) seen.push_back(static_cast<float>(token));
@@ -319,7 +319,7 @@ void test_cancel_tick() {
     const std::string grammar = "root ::= \"" + std::string(n_steps + 8, 'a') + "\"";  // so that chance does not end it early
     CHECK_EQ(set_gbnf(store, branch, grammar.data(), grammar.size(), nullptr), PYL_OK);
     pyl_lane lane{sizeof(pyl_lane), 77, branch, 0, 77, 77, 77};
-    pyl_tick tick{sizeof(pyl_tick), n_steps, nullptr, 0, 77, 77, 77, 0};
+    pyl_tick tick{sizeof(pyl_tick), n_steps, nullptr, 0, 77, 77, 77, 0, nullptr, 0};
     Tokens drawn(n_steps, -77);
     int32_t code = 77;
     std::thread thread([&] { code = pyl_tick_n(store, &tick, &lane, 1, drawn.data()); });

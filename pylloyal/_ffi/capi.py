@@ -350,7 +350,9 @@ class pyl_tick(Structure):
         ("n_ticks", c_uint32),
         ("n_dispatches", c_uint32),
         ("out_of_cells", c_int32),
-        ("reserved", c_uint32),
+        ("max_run_tokens", c_uint32),
+        ("runs", POINTER(pyl_run)),
+        ("n_runs", c_size_t),
     ]
 
 

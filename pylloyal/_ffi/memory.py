@@ -116,6 +116,11 @@ class Runs:
             run.struct_size, run.branch, run.n_tokens = ctypes.sizeof(capi.pyl_run), branch, len(tokens)
             run.tokens = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
 
+    @property
+    def n_landed(self) -> list[int]:
+        """Tokens of each run that the last call landed."""
+        return [run.n_landed for run in self.array]
+
     def advance(self) -> None:
         """Take what the last call landed off the front of each run."""
         for run in self.array:

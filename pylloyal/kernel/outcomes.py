@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import errors
 from .._ffi import capi
@@ -30,6 +30,8 @@ class Ticks:
     n_ticks, n_dispatches : int
     out_of_cells : bool
         True when it returned early because the next tick no longer fits.
+    n_read : list of int
+        For each of the runs its tokens that are in the cache now.
     """
 
     tokens: list[list[int]]
@@ -37,6 +39,7 @@ class Ticks:
     n_ticks: int
     n_dispatches: int
     out_of_cells: bool
+    n_read: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,8 @@ class Store(Handle):
             step.token_view[:n] = ids(tokens)
             self._lib.pyl_commit_n(self._ptr(), step.branches, step.tokens, n)
 
-    def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int | None] | None = None, stop: Sequence[int] = ()) -> Ticks:
+    def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int | None] | None = None, stop: Sequence[int] = (),
+             runs: Iterable[tuple[Branch, Prefillable]] = (), max_run_tokens: int | None = None) -> Ticks:
         """Advance branches together: draw, set aside those that end, decode the others in one dispatch; up to ``n_steps`` times.
 
         Parameters
@@ -273,16 +274,27 @@ class Store(Handle):
             Most tokens to take in this call, 1 or more, for all or for each branch.
         stop : sequence of int
             Token ids that end a branch like an end-of-generation token: drawn, not decoded.
+        runs : iterable of (Branch, prompt)
+            Prompts of other branches, as for :meth:`prefill`: each dispatch is filled up with their tokens, so that they are read while the
+            others speak, without dispatches of their own. What is still unread when the branches are done stays so:
+            ``Ticks.n_read`` tells, and the branches' positions do.
+        max_run_tokens : int, optional
+            Most of their tokens in one dispatch: fewer make each tick quicker. None for as many as fit.
 
         Raises
         ------
         ContextOverflowError
-            Not even the first tick fits; nothing was drawn.
+            Not even the first tick and the runs fit; nothing was drawn.
+        UnsupportedOperationError
+            Runs in a deterministic store, where branches share no dispatch; nothing was drawn.
         DecodeError, DecodeCancelledError
             A later tick failed; ``result`` holds the :class:`Ticks` before it.
         """
         if not 0 < n_steps < 2**31:
             raise errors.InvalidArgumentError(f"n_steps is {n_steps}; it must be 1 or more")
+        if max_run_tokens is not None and not 0 < max_run_tokens < 2**31:
+            raise errors.InvalidArgumentError(f"max_run_tokens is {max_run_tokens}; it must be 1 or more")
+        reading = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs)
         with self._turn.take():
             step = self._buffers(len(branches))
             step.reserve_steps(n_steps)
@@ -295,6 +307,7 @@ class Store(Handle):
             tick.n_steps, tick.n_ticks, tick.n_dispatches, tick.out_of_cells = n_steps, 0, 0, 0
             stops = i32_array(stop) if stop else None
             tick.stop_tokens, tick.n_stop_tokens = stops, len(stop)
+            tick.runs, tick.n_runs, tick.max_run_tokens = reading.array, reading.n, max_run_tokens or 0
             pointer = self._ptr()
 
             def run() -> None:
@@ -307,15 +320,17 @@ class Store(Handle):
                     run()
             except errors.PylloyalError as error:
                 if error.state != "unchanged":
-                    error.result = self._ticks(step, n, n_steps)
+                    error.result = self._ticks(step, n, n_steps, reading)
                 raise
             except KeyboardInterrupt as error:
-                error.result = self._ticks(step, n, n_steps)  # type: ignore[attr-defined]
+                error.result = self._ticks(step, n, n_steps, reading)  # type: ignore[attr-defined]
                 raise
-            return self._ticks(step, n, n_steps)
+            finally:
+                tick.runs, tick.n_runs = None, 0  # the buffers outlive what they point to
+            return self._ticks(step, n, n_steps, reading)
 
     @staticmethod
-    def _ticks(step: StepBuffers, n: int, n_steps: int) -> Ticks:
+    def _ticks(step: StepBuffers, n: int, n_steps: int, reading: Runs) -> Ticks:
         lanes = step.lane_view[:n]
         counts, finish = lanes["n_tokens"].tolist(), lanes["finish"].tolist()
         if n_steps == 1:
@@ -324,7 +339,7 @@ class Store(Handle):
         else:
             rows = step.step_view[: n * n_steps].reshape(n, n_steps)
             tokens = [row[:c].tolist() for row, c in zip(rows, counts, strict=True)]
-        return Ticks(tokens, [_FINISH[f] for f in finish], step.tick.n_ticks, step.tick.n_dispatches, bool(step.tick.out_of_cells))
+        return Ticks(tokens, [_FINISH[f] for f in finish], step.tick.n_ticks, step.tick.n_dispatches, bool(step.tick.out_of_cells), reading.n_landed)
 
     def score(self, prompts: Iterable[Prefillable], *, source: Branch | None = None, tokens: Sequence[int] | None = None) -> npt.NDArray[np.float32]:
         """The logits after each of any number of prompts, through as many forks at a time as leases and cells allow.

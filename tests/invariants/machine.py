@@ -141,7 +141,7 @@ class Machine(RuleBasedStateMachine):
             self.same_ticks(want.result, got.result)
 
     def same_ticks(self, want: Ticked, got: Ticks) -> None:
-        assert (got.tokens, got.finish, got.n_ticks, got.n_dispatches, got.out_of_cells) == (want.tokens, want.finish, want.n_ticks, want.n_dispatches, want.out_of_cells)
+        assert (got.tokens, got.finish, got.n_ticks, got.n_dispatches, got.out_of_cells, got.n_read) == (want.tokens, want.finish, want.n_ticks, want.n_dispatches, want.out_of_cells, want.n_read)
 
     # --------------------------------------------------------------------------------------------------- what is compared
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
 
@@ -29,6 +29,7 @@ class Ticked:
     n_ticks: int = 0
     n_dispatches: int = 0
     out_of_cells: bool = False
+    n_read: list[int] = field(default_factory=list)
 
 
 class Reference(Books):
@@ -108,14 +109,18 @@ class Reference(Books):
         self.n_sampled += len(drawn)
         return [token for token in drawn if token is not None]
 
-    def tick(self, branches: Sequence[Branch], n_steps: int, limits: Sequence[int | None], stops: Sequence[int], draw: Draw) -> Ticked:
-        """Draw, set aside those that end, commit the others: up to n_steps times while any can go on."""
-        n = len(branches)
-        self.refuse(self.unfit(*branches, ready=True), self.twice(branches), unplaced(self.strange(stops)), self.cells(n), wrong(n > self.n_branches),
-                    wrong(n_steps < 1), wrong(any(limit is not None and limit < 1 for limit in limits)))
-        done = Ticked([[] for _ in branches], [None] * n)
+    def tick(self, branches: Sequence[Branch], n_steps: int, limits: Sequence[int | None], stops: Sequence[int], draw: Draw, runs: Sequence[tuple[Branch, Sequence[int]]] = (), most: int | None = None) -> Ticked:
+        """Draw, set aside those that end, commit the others: up to n_steps times while any can go on; what room is left in a dispatch
+        takes of the runs in their order."""
+        n, unread = len(branches), sum(len(text) for _, text in runs)
+        others = [branch for branch, _ in runs]
+        placed = (replace(reason, index=n + reason.index) for reason in self.unfit(*others) if reason.index is not None)
+        self.refuse(self.unfit(*branches, ready=True), placed, self.twice([*branches, *others]), unplaced(self.strange(stops)), self.cells(n + unread), wrong(n > self.n_branches),
+                    wrong(n_steps < 1), wrong(any(limit is not None and limit < 1 for limit in limits)), unplaced(self.strange(token for _, text in runs for token in text)),
+                    wrong(unread and self.is_deterministic, errors.UnsupportedOperationError), wrong(most is not None and most < 1))
+        done = Ticked([[] for _ in branches], [None] * n, n_read=[0] * len(runs))
         while done.n_ticks < n_steps and (active := [i for i in range(n) if done.finish[i] is None]):
-            if self.cells_left < len(active):
+            if self.cells_left < len(active) + unread - sum(done.n_read):
                 done.out_of_cells = True
                 break
             before = {i: branches[i].state for i in active}
@@ -124,9 +129,16 @@ class Reference(Books):
                 done.finish[i] = Finish.ILLEGAL if token is None else Finish.STOP if token in stops else Finish.END_OF_GENERATION if token in self.eog else None
             going = {i: token for i, token in drawn.items() if token is not None and done.finish[i] is None}
             n_before = self.n_dispatches
+            room = min(self.n_batch - len(going), self.n_batch if most is None else most)
+            chunks: list[Sequence[int]] = []
+            for (_, text), read in zip(runs, done.n_read, strict=True):
+                chunks.append(text[read : read + room])
+                room -= len(chunks[-1])
+            along = [(other, chunk, read + len(chunk) == len(text)) for (other, text), read, chunk in zip(runs, done.n_read, chunks, strict=True) if chunk]
             try:
                 if going:
-                    self._take([branches[i] for i in going], list(going.values()), partial=done.n_ticks > 0)
+                    self._take([branches[i] for i in going], list(going.values()), done.n_ticks > 0, along)
+                    done.n_read = [read + len(chunk) for read, chunk in zip(done.n_read, chunks, strict=True)]
             except Failed as failed:
                 if failed.state != "poisoned" and not failed.n_landed:  # it is as if this tick had not been
                     for i, state in before.items():
@@ -159,9 +171,9 @@ class Reference(Books):
             branch.state = replace(branch.state, n_sampled=branch.state.n_sampled + 1)
         return token
 
-    def _take(self, branches: Sequence[Branch], tokens: Sequence[int], partial: bool) -> None:
+    def _take(self, branches: Sequence[Branch], tokens: Sequence[int], partial: bool, along: Sequence[tuple[Branch, Sequence[int], bool]] = ()) -> None:
         if not self.is_deterministic:
-            self._land(branches, tokens, partial)
+            self._land(branches, tokens, partial, along)
             return
         for n, (branch, token) in enumerate(zip(branches, tokens, strict=True)):
             try:
@@ -170,9 +182,9 @@ class Reference(Books):
                 failed.index = failed.n_landed = n
                 raise
 
-    def _land(self, branches: Sequence[Branch], tokens: Sequence[int], partial: bool) -> None:
+    def _land(self, branches: Sequence[Branch], tokens: Sequence[int], partial: bool, along: Sequence[tuple[Branch, Sequence[int], bool]] = ()) -> None:
         measured = [self._measured(branch, token) for branch, token in zip(branches, tokens, strict=True)]
-        self._dispatch([(branch, [token], True) for branch, token in zip(branches, tokens, strict=True)], partial)
+        self._dispatch([*((branch, [token], True) for branch, token in zip(branches, tokens, strict=True)), *along], partial)
         for branch, token, sums in zip(branches, tokens, measured, strict=True):
             rest = branch.state.grammar
             branch.state = replace(branch.state, last_token=token, window=(*branch.state.window, token), grammar=rest[len(self.pieces[token]) :] if rest else rest, measured=sums)

@@ -23,7 +23,7 @@ STUB = "stub:n_vocab=260"
 SETTINGS = settings(max_examples=240, stateful_step_count=100, derandomize=True, database=None, deadline=None, report_multiple_bugs=False, print_blob=False, phases=[Phase.generate, Phase.shrink],
                     suppress_health_check=list(HealthCheck))
 DONE = {"root", "fork", "prune", "prune_subtree", "retain_only", "fast_forward", "repair", "prefill", "scatter", "commit", "commit_wrongly", "sample", "tick", "ticks", "set_logits", "merge_logits", "set_sampling",
-        "set_grammar", "set_bias", "ask", "ask_of_tokens", "priors", "reseed", "set_metrics", "score", "reseed_kv", "save", "load", "load_elsewhere"}
+        "set_grammar", "set_bias", "ask", "tick_and_read", "ask_of_tokens", "priors", "reseed", "set_metrics", "score", "reseed_kv", "save", "load", "load_elsewhere"}
 REFUSED = {errors.InvalidArgumentError, errors.StaleHandleError, errors.BranchPoisonedError, errors.BranchHasChildrenError, errors.DivergedError, errors.NoLogitsError, errors.NothingLegalError, errors.GrammarError,
            errors.ContextOverflowError, errors.NoLeaseError, errors.FormatError, errors.UnsupportedOperationError}
 FAILED = {errors.DecodeError, errors.NoCellsError, errors.InternalKernelError, errors.DecodeCancelledError}

@@ -159,7 +159,7 @@ static_assert(offsetof(pyl_lane, max_tokens) == 16 && sizeof(pyl_lane::max_token
 static_assert(offsetof(pyl_lane, n_tokens) == 20 && sizeof(pyl_lane::n_tokens) == 4);
 static_assert(offsetof(pyl_lane, final_token) == 24 && sizeof(pyl_lane::final_token) == 4);
 static_assert(offsetof(pyl_lane, state) == 28 && sizeof(pyl_lane::state) == 4);
-static_assert(sizeof(pyl_tick) == 40);
+static_assert(sizeof(pyl_tick) == 56);
 static_assert(offsetof(pyl_tick, struct_size) == 0 && sizeof(pyl_tick::struct_size) == 4);
 static_assert(offsetof(pyl_tick, n_steps) == 4 && sizeof(pyl_tick::n_steps) == 4);
 static_assert(offsetof(pyl_tick, stop_tokens) == 8 && sizeof(pyl_tick::stop_tokens) == 8);
@@ -167,7 +167,9 @@ static_assert(offsetof(pyl_tick, n_stop_tokens) == 16 && sizeof(pyl_tick::n_stop
 static_assert(offsetof(pyl_tick, n_ticks) == 24 && sizeof(pyl_tick::n_ticks) == 4);
 static_assert(offsetof(pyl_tick, n_dispatches) == 28 && sizeof(pyl_tick::n_dispatches) == 4);
 static_assert(offsetof(pyl_tick, out_of_cells) == 32 && sizeof(pyl_tick::out_of_cells) == 4);
-static_assert(offsetof(pyl_tick, reserved) == 36 && sizeof(pyl_tick::reserved) == 4);
+static_assert(offsetof(pyl_tick, max_run_tokens) == 36 && sizeof(pyl_tick::max_run_tokens) == 4);
+static_assert(offsetof(pyl_tick, runs) == 40 && sizeof(pyl_tick::runs) == 8);
+static_assert(offsetof(pyl_tick, n_runs) == 48 && sizeof(pyl_tick::n_runs) == 8);
 static_assert(sizeof(pyl_logits_view) == 24);
 static_assert(offsetof(pyl_logits_view, struct_size) == 0 && sizeof(pyl_logits_view::struct_size) == 4);
 static_assert(offsetof(pyl_logits_view, n_vocab) == 4 && sizeof(pyl_logits_view::n_vocab) == 4);
@@ -419,7 +421,9 @@ std::string layout_json() {
     field("n_ticks", offsetof(pyl_tick, n_ticks), sizeof(pyl_tick::n_ticks), false);
     field("n_dispatches", offsetof(pyl_tick, n_dispatches), sizeof(pyl_tick::n_dispatches), false);
     field("out_of_cells", offsetof(pyl_tick, out_of_cells), sizeof(pyl_tick::out_of_cells), false);
-    field("reserved", offsetof(pyl_tick, reserved), sizeof(pyl_tick::reserved), true);
+    field("max_run_tokens", offsetof(pyl_tick, max_run_tokens), sizeof(pyl_tick::max_run_tokens), false);
+    field("runs", offsetof(pyl_tick, runs), sizeof(pyl_tick::runs), false);
+    field("n_runs", offsetof(pyl_tick, n_runs), sizeof(pyl_tick::n_runs), true);
     out += ",\"pyl_logits_view\":{\"size\":" + std::to_string(sizeof(pyl_logits_view)) + ",\"fields\":{";
     field("struct_size", offsetof(pyl_logits_view, struct_size), sizeof(pyl_logits_view::struct_size), false);
     field("n_vocab", offsetof(pyl_logits_view, n_vocab), sizeof(pyl_logits_view::n_vocab), false);

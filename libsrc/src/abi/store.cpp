@@ -299,13 +299,18 @@ int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * 
     });
 }
 
+static std::span<pyl_run> runs_of(pyl_run * runs, size_t n_runs) {
+    const auto all = span_of(runs, n_runs);
+    for (const pyl_run & run : all) {
+        need(run.struct_size == sizeof(pyl_run), "pyl_run.struct_size is not set");
+        need(run.tokens != nullptr || run.n_tokens == 0, "a run has no tokens");
+    }
+    return all;
+}
+
 int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches) {
     return in_store(store, [&](Store & s) {
-        const auto all = span_of(runs, n_runs);
-        for (const pyl_run & run : all) {
-            need(run.struct_size == sizeof(pyl_run), "pyl_run.struct_size is not set");
-            need(run.tokens != nullptr || run.n_tokens == 0, "a run has no tokens");
-        }
+        const auto all = runs_of(runs, n_runs);
         uint32_t ignored = 0;
         s.prefill(all, max_dispatches, n_dispatches ? *n_dispatches : ignored);
     });
@@ -360,6 +365,7 @@ int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t 
     return in_store(store, [&](Store & s) {
         need(tick != nullptr && tick->struct_size == sizeof(pyl_tick), "pyl_tick.struct_size is not set");
         need(tick->stop_tokens != nullptr || tick->n_stop_tokens == 0, "stop_tokens is NULL");
+        runs_of(tick->runs, tick->n_runs);
         const auto all = span_of(lanes, n_lanes);
         for (const pyl_lane & lane : all) need(lane.struct_size == sizeof(pyl_lane), "pyl_lane.struct_size is not set");
         s.tick(*tick, all, span_of(tokens, n_lanes).data());

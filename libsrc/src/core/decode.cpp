@@ -70,96 +70,97 @@ Error decode_error(int32_t rc, bool partial) {
     throw error;
 }
 
-void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches) {
-    n_dispatches = 0;
-    struct Work {
-        Branch * branch;
-        pyl_run * run;
-    };
-    std::vector<Work> work;
-    std::vector<uint32_t> slots;
+// One dispatch, and the books of its branches. Recurrent models want its rows in the order of their sequences.
+int32_t Store::dispatch(std::vector<Slice> & slices) {
+    std::sort(slices.begin(), slices.end(), [](const Slice & a, const Slice & b) { return a.branch->seq < b.branch->seq; });
+    batch_.clear();
+    touched_.clear();
+    for (const Slice & slice : slices) {
+        for (uint32_t k = 0; k < slice.n; k++) batch_.add(slice.tokens[k], slice.branch->position + static_cast<Pos>(k), slice.branch->seq, slice.finishes && k + 1 == slice.n);
+        touched_.push_back(slice.branch);
+    }
+    save_rows(touched_);
+    epoch_++;
+    const int32_t rc = run([&] { return context_->decode(batch_); }, batch_.size());
+    const bool intact = rc == 1 || rc == -1;
+    int32_t row = 0;
+    for (const Slice & slice : slices) {
+        Branch & branch = *slice.branch;
+        if (slice.run) slice.run->state = rc == 0 || (intact && slice.run->n_landed) ? PYL_STATE_ADVANCED : intact ? PYL_STATE_UNCHANGED : PYL_STATE_POISONED;
+        if (intact) continue;
+        branch.cells_own += slice.n;  // a poisoned branch stays charged for what may have landed
+        cells_used_ += slice.n;
+        branch.logits.clear();
+        branch.is_poisoned = rc != 0;
+        branch.cells_doubtful = rc != 0 ? slice.n : 0;
+        if (rc != 0) continue;
+        branch.position += static_cast<Pos>(slice.n);
+        if (slice.run) slice.run->n_landed += slice.n;
+        if (slice.finishes) branch.logits.row = row++;
+    }
+    publish();
+    return rc;
+}
+
+// Adds what of these runs is still to be read, one after another, until the room is full.
+void Store::fill(std::vector<Slice> & slices, std::span<pyl_run * const> runs, size_t room) {
+    for (pyl_run * run : runs) {
+        const uint32_t left = run->n_tokens - run->n_landed;
+        const auto n = static_cast<uint32_t>(std::min<size_t>(left, room));
+        if (n == 0) continue;
+        slices.push_back({&get(run->branch), run->tokens + run->n_landed, n, n == left, run});
+        room -= n;
+    }
+}
+
+// Runs that can be read, none of it begun: their tokens. Adds the slots of their branches.
+size_t Store::need_readable(std::span<pyl_run> runs, std::vector<uint32_t> & slots) {
     size_t total = 0;
+    const size_t first = slots.size();
     for (pyl_run & run : runs) run.n_landed = 0, run.state = PYL_STATE_UNCHANGED;
     for (size_t i = 0; i < runs.size(); i++) {
-        Branch & branch = get_healthy(runs[i].branch, i);
-        slots.push_back(slot_of(branch));
+        slots.push_back(slot_of(get_healthy(runs[i].branch, first + i)));
         for (uint32_t k = 0; k < runs[i].n_tokens; k++) {
             const Token token = runs[i].tokens[k];
             if (token < 0 || static_cast<size_t>(token) >= n_vocab_) {
-                throw Error(PYL_E_INVALID, "token " + std::to_string(token) + " at " + std::to_string(k) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(i);
+                throw Error(PYL_E_INVALID, "token " + std::to_string(token) + " at " + std::to_string(k) + " is outside the vocabulary of " + std::to_string(n_vocab_)).at(first + i);
             }
         }
-        if (runs[i].n_tokens) work.push_back({&branch, &runs[i]});
         total += runs[i].n_tokens;
     }
+    return total;
+}
+
+void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t & n_dispatches) {
+    n_dispatches = 0;
+    std::vector<uint32_t> slots;
+    const size_t total = need_readable(runs, slots);
     need_distinct(slots);
     need_cells(total);
-    // Recurrent models want a dispatch's rows in the order of their sequences.
-    std::sort(work.begin(), work.end(), [](const Work & a, const Work & b) { return a.branch->seq < b.branch->seq; });
-
-    struct Slice {
-        Branch * branch;
-        pyl_run * run;
-        uint32_t n;
-        bool finishes;
-    };
-    std::vector<Slice> parts;
-    std::vector<Branch *> touched;
-    bool landed_any = false;
-    for (auto next = work.begin(); next != work.end();) {
+    // Neighbours share a dispatch: recurrent models compute those together whose sequences follow each other.
+    std::vector<pyl_run *> queue;
+    for (pyl_run & run : runs) queue.push_back(&run);
+    std::sort(queue.begin(), queue.end(), [&](const pyl_run * a, const pyl_run * b) { return get(a->branch).seq < get(b->branch).seq; });
+    for (size_t n_landed = 0; n_landed < total;) {
         if (cancel_) {  // also seen when max_dispatches is reached with tokens left, so that a cancel is never lost
             Error error = error_in_words(PYL_E_CANCELLED, "cancelled between two dispatches");
-            error.partial = landed_any;
-            error.state = landed_any ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
+            error.partial = n_landed > 0;
+            error.state = n_landed > 0 ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
             throw error;
         }
         if (max_dispatches != 0 && n_dispatches >= max_dispatches) return;
+        int32_t rc = 0;
         try {
-            batch_.clear();
-            parts.clear();
-            touched.clear();
-            for (auto it = next; it != work.end() && batch_.size() < params_.n_batch; ++it) {
-                const uint32_t left = it->run->n_tokens - it->run->n_landed;
-                const uint32_t n = std::min<uint32_t>(left, params_.n_batch - static_cast<uint32_t>(batch_.size()));
-                for (uint32_t k = 0; k < n; k++) {
-                    batch_.add(it->run->tokens[it->run->n_landed + k], it->branch->position + static_cast<Pos>(k), it->branch->seq, n == left && k + 1 == n);
-                }
-                parts.push_back({it->branch, it->run, n, n == left});
-                touched.push_back(it->branch);
-                if (params_.deterministic) break;
-            }
-            save_rows(touched);
+            slices_.clear();
+            fill(slices_, queue, params_.n_batch);
+            if (params_.deterministic) slices_.resize(1);
+            rc = dispatch(slices_);
         } catch (const std::bad_alloc &) {
-            out_of_memory(landed_any);
+            out_of_memory(n_landed > 0);
         }
-        epoch_++;
-        const int32_t rc = run([&] { return context_->decode(batch_); }, batch_.size());
         n_dispatches++;
-        const bool intact = rc == 1 || rc == -1;
-        int32_t row = 0;
-        for (const Slice & part : parts) {
-            if (intact) {
-                part.run->state = part.run->n_landed ? PYL_STATE_ADVANCED : PYL_STATE_UNCHANGED;
-                continue;
-            }
-            part.branch->cells_own += part.n;  // a poisoned branch stays charged for what may have landed
-            cells_used_ += part.n;
-            part.branch->logits.clear();
-            if (rc != 0) {
-                part.branch->is_poisoned = true;
-                part.branch->cells_doubtful = part.n;
-                part.run->state = PYL_STATE_POISONED;
-                continue;
-            }
-            part.branch->position += static_cast<Pos>(part.n);
-            part.run->n_landed += part.n;
-            part.run->state = PYL_STATE_ADVANCED;
-            if (part.finishes) part.branch->logits.row = row++;
-        }
-        publish();
-        if (rc != 0) throw decode_error(rc, landed_any);
-        landed_any = true;
-        while (next != work.end() && next->run->n_landed == next->run->n_tokens) ++next;
+        if (rc != 0) throw decode_error(rc, n_landed > 0);
+        n_landed += batch_.size();
     }
 }
 
@@ -309,11 +310,11 @@ void Store::measure_all(std::span<Branch * const> branches, const Token * tokens
 }
 
 // Decodes one token for each branch, in one dispatch or, in a deterministic store, in one for each; throws with the state after.
-// The first n_landed are in the cache in either case.
-void Store::land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed) {
+// The first n_landed are in the cache in either case. A common dispatch takes along what of the runs has room.
+void Store::land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed, std::span<pyl_run * const> runs, size_t room) {
     n_landed = 0;
     if (!params_.deterministic) {
-        land_together(branches, tokens);
+        land_together(branches, tokens, runs, room);
         n_landed = branches.size();
         return;
     }
@@ -331,36 +332,17 @@ void Store::land(std::span<Branch * const> branches, const Token * tokens, size_
     }
 }
 
-void Store::land_together(std::span<Branch * const> branches, const Token * tokens) {
-    std::vector<size_t> order(branches.size());
-    for (size_t i = 0; i < order.size(); i++) order[i] = i;
-    std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return branches[a]->seq < branches[b]->seq; });
-    batch_.clear();
-    for (const size_t i : order) batch_.add(tokens[i], branches[i]->position, branches[i]->seq, true);
+void Store::land_together(std::span<Branch * const> branches, const Token * tokens, std::span<pyl_run * const> runs, size_t room) {
+    slices_.clear();
+    for (size_t i = 0; i < branches.size(); i++) slices_.push_back({branches[i], tokens + i, 1, true});
+    fill(slices_, runs, room);
     for (Branch * branch : branches) {
         branch->sampler.make_room();
         if (branch->grammar) branch->grammar_taken.make_room();
     }
     measure_all(branches, tokens);
-    save_rows(branches);
-    epoch_++;
-    const int32_t rc = run([&] { return context_->decode(batch_); }, batch_.size());
-    if (rc == 1 || rc == -1) throw decode_error(rc, false);
-    for (size_t k = 0; k < order.size(); k++) {
-        Branch & branch = *branches[order[k]];
-        branch.cells_own++;
-        cells_used_++;
-        branch.logits.clear();
-        branch.is_poisoned = rc != 0;
-        branch.cells_doubtful = rc != 0;
-        if (rc == 0) {
-            branch.position++;
-            branch.last_token = tokens[order[k]];
-            branch.logits.row = static_cast<int32_t>(k);
-        }
-    }
-    publish();
-    if (rc != 0) throw decode_error(rc, false);
+    if (const int32_t rc = dispatch(slices_); rc != 0) throw decode_error(rc, false);
+    for (size_t i = 0; i < branches.size(); i++) branches[i]->last_token = tokens[i];
     for (size_t i = 0; i < branches.size(); i++) {
         try {
             branches[i]->metrics = measured_[i];
@@ -393,9 +375,18 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
         all.push_back(&branch);
         active.push_back(i);
     }
+    const std::span<pyl_run> runs(tick.runs, tick.n_runs);
+    size_t n_unread = need_readable(runs, slots);
+    if (n_unread && params_.deterministic) throw Error(PYL_E_UNSUPPORTED, "runs in a tick share its dispatches, and in a deterministic store branches share none");
     need_distinct(slots);
     if (lanes.size() > params_.n_batch) throw Error(PYL_E_INVALID, "more branches than n_batch in one tick").numbers(static_cast<int64_t>(lanes.size()), params_.n_batch);
-    need_cells(lanes.size());
+    need_cells(lanes.size() + n_unread);
+    std::vector<pyl_run *> queue;
+    for (pyl_run & run : runs) queue.push_back(&run);
+    const auto count_unread = [&] {
+        n_unread = 0;
+        for (const pyl_run & run : runs) n_unread += run.n_tokens - run.n_landed;
+    };
     const std::span<const Token> stops(tick.stop_tokens, tick.n_stop_tokens);
     for (const Token token : stops) {
         if (token < 0 || static_cast<size_t>(token) >= n_vocab_) throw Error(PYL_E_INVALID, "stop token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(n_vocab_));
@@ -412,7 +403,7 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
             error.state = PYL_STATE_ADVANCED;
             throw error;
         }
-        if (live_.n_ctx - cells_used_ < active.size()) {  // the first tick's cells are there
+        if (live_.n_ctx - cells_used_ < active.size() + n_unread) {  // the first tick's cells are there
             tick.out_of_cells = 1;
             return;
         }
@@ -452,7 +443,9 @@ void Store::tick(pyl_tick & tick, std::span<pyl_lane> lanes, Token * tokens) {
                 lanes[i].final_token = token;
             }
             live_.sample_s += seconds_since(start);
-            if (!going.empty()) land(going, drawn.data(), n_landed);
+            const size_t room = params_.n_batch - going.size();
+            if (!going.empty()) land(going, drawn.data(), n_landed, queue, tick.max_run_tokens ? std::min<size_t>(room, tick.max_run_tokens) : room);
+            count_unread();
             tick.n_dispatches += static_cast<uint32_t>(live_.n_dispatches - dispatches_before);
         } catch (Error & error) {
             tick.n_dispatches += static_cast<uint32_t>(live_.n_dispatches - dispatches_before);

@@ -151,8 +151,19 @@ private:
     int32_t run(Decode && decode, size_t n_rows);
     void decode_rows(Branch & branch, const Segment & segment, const float * rows, bool landed_any);
     void decode_prompt(Branch & branch, PromptItem & item);
-    void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed);
-    void land_together(std::span<Branch * const> branches, const Token * tokens);
+    // What one branch has in a dispatch; logits are wanted after its last token or not at all.
+    struct Slice {
+        Branch * branch;
+        const Token * tokens;
+        uint32_t n;
+        bool finishes;
+        pyl_run * run = nullptr;  // that it is a part of
+    };
+    int32_t dispatch(std::vector<Slice> & slices);
+    void fill(std::vector<Slice> & slices, std::span<pyl_run * const> runs, size_t room);
+    size_t need_readable(std::span<pyl_run> runs, std::vector<uint32_t> & slots);
+    void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed, std::span<pyl_run * const> runs = {}, size_t room = 0);
+    void land_together(std::span<Branch * const> branches, const Token * tokens, std::span<pyl_run * const> runs = {}, size_t room = 0);
     Token draw(Branch & branch, const float * row, SamplerScratch & scratch);
     void draw_all(std::span<Branch * const> branches, Token * tokens);
     void measure(const Branch & branch, Token token, const float * row, pyl_metrics & metrics, SamplerScratch & scratch);
@@ -175,6 +186,8 @@ private:
     uint32_t cells_used_ = 0;
     uint64_t born_ = 0;
     Batch batch_;
+    std::vector<Slice> slices_;
+    std::vector<Branch *> touched_;
     RowBatch row_batch_;
     std::unique_ptr<Crew> crew_;
     std::vector<SamplerScratch> scratch_;  // one for each of the crew

@@ -63,13 +63,24 @@ class Decoding(Logits):
         if oddly % 5 == 4 and nodes[1:] and nodes[-1] in self.ready():
             self.do_set_logits(nodes[-1], "none", 0)
 
-    def do_tick(self, name: str, nodes: list[Node], n_steps: int, limits: list[int | None], stops: list[int]) -> None:
+    def do_tick(self, name: str, nodes: list[Node], n_steps: int, limits: list[int | None], stops: list[int], runs: list[tuple[Node, list[int]]] | None = None, most: int | None = None) -> None:
         self.brace(nodes)
         branches = self.of(nodes)
         limit = limits[0] if len(set(limits)) == 1 else limits
-        if done := self.act(name, lambda: self.ref.tick(nodes, n_steps, limits, stops, self.draw), lambda: self.store.tick(branches, n_steps=n_steps, max_tokens=limit, stop=stops),
-                            nodes, n_steps, limits, stops):
+        given = runs or []
+        if done := self.act(name, lambda: self.ref.tick(nodes, n_steps, limits, stops, self.draw, given, most),
+                            lambda: self.store.tick(branches, n_steps=n_steps, max_tokens=limit, stop=stops, runs=[(self.handles[node], text) for node, text in given], max_run_tokens=most),
+                            nodes, n_steps, limits, stops, given, most):
             self.same_ticks(*done)
+
+    @rule(picks=PICKS, others=PICKS, texts=st.lists(TEXTS, min_size=5, max_size=5), n_steps=st.integers(1, 5), most=st.sampled_from([None, None, 1, 3, 0]), oddly=ODDLY)
+    def tick_and_read(self, picks: bytes, others: bytes, texts: list[list[int]], n_steps: int, most: int | None, oddly: int) -> None:
+        """Some speak, others read in the same dispatches; oddly, one does both."""
+        nodes = self.several(picks, self.ready, oddly)
+        readers = [node for node in self.several(others, self.healthy) if node not in nodes or oddly == ODD - 3]
+        if oddly == ODD - 2:
+            texts[0] = [97, 2**31 - 1]
+        self.do_tick("tick_and_read", nodes, self.steps(n_steps), [None] * len(nodes), [], list(zip(readers, texts, strict=False)), most)
 
     @rule(picks=PICKS, stops=st.sampled_from([[], [], [], [97, 98], [-1]]), oddly=ODDLY)
     def tick(self, picks: bytes, stops: list[int], oddly: int) -> None:

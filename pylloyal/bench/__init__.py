@@ -1,0 +1,1 @@
+"""``pylloyal bench``: what the product costs beside a program that uses the engine directly, and beside its peers."""

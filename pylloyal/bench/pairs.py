@@ -1,0 +1,103 @@
+"""Sides that are compared run in turns, A B A B, so that a machine that changes changes both; what counts is the ratio of neighbours."""
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from .rows import BoundOn, Label, Row, failed
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile; of one value, that value."""
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """Figures in the order they were taken, and this side over the control for each neighbouring two."""
+
+    control: list[float]
+    product: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [b / a for a, b in zip(self.control, self.product, strict=True)]
+
+
+def paired(control: Callable[[], float], product: Callable[[], float], n: int, *, n_warm: int = 1) -> Paired:
+    """Warm both, then measure them in turns ``n`` times. What either raises comes through."""
+    out = Paired([], [])
+    for _ in range(n_warm):
+        control(), product()
+    for _ in range(n):
+        out.control.append(control())
+        out.product.append(product())
+    return out
+
+
+@dataclass(slots=True)
+class Side:
+    """One way to do the work that is compared.
+
+    Attributes
+    ----------
+    run : callable
+        Does it once and returns its figure.
+    """
+
+    label: Label
+    path: str
+    run: Callable[[], float]
+    bound: float | None = None
+    bound_on: BoundOn = "ratio"
+    note: str = ""
+    figures: list[float] = field(default_factory=list)
+    reason: BaseException | None = None
+
+    def measure(self, keep: bool = True) -> None:
+        """Once more; a side that failed once has failed, and keeps no figure."""
+        if self.reason is not None:
+            return
+        try:
+            figure = self.run()
+        except Exception as error:
+            self.reason = error
+            self.figures.clear()
+            return
+        if keep:
+            self.figures.append(figure)
+
+
+def compare(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], n: int, *, n_warm: int = 1, x: float | None = None, against: str = "") -> Iterator[Row]:
+    """A row for the control and for each side, measured in turns; ratios are each side's over the control, neighbour by neighbour.
+
+    A side that fails becomes a failed row, and the others go on; without a control (none given, or it failed) there are figures and no ratios.
+
+    Parameters
+    ----------
+    n_warm : int
+        Runs before those that count. 0 for what takes minutes.
+    against : str
+        What the control is, if that is not plain; goes into the notes of the ratios.
+    """
+    everyone = [*([control] if control else []), *sides]
+    for i in range(n_warm + n):
+        for side in everyone:
+            side.measure(keep=i >= n_warm)
+    for side in everyone:
+        if side.reason is not None:
+            yield failed(group, what, side.label, side.path, side.reason, note=side.note, x=x)
+            continue
+        low, median, high = quartiles(side.figures)
+        row = Row(group, what, side.label, side.path, unit, len(side.figures), median, low, high, bound=side.bound, bound_on=side.bound_on, note=side.note, x=x)
+        if side is control:
+            yield row
+        elif control is None or control.reason is not None:
+            yield replace(row, note="; ".join(filter(None, (side.note, "no control to compare with" if control is None else "the control failed"))))
+        else:
+            ratio_low, ratio, ratio_high = quartiles(Paired(control.figures, side.figures).ratios)
+            yield replace(row, ratio=ratio, ratio_low=ratio_low, ratio_high=ratio_high, note="; ".join(filter(None, (side.note, against and f"ratio to {against}"))))

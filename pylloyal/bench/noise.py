@@ -1,4 +1,4 @@
-"""How noisy the machine is: the same fixed work on every usable core at once, again and again, should always take the same time."""
+"""How noisy the machine is: the same fixed work on every usable core at once should take the same time again and again, and never wait for its core."""
 from __future__ import annotations
 
 import json
@@ -12,32 +12,33 @@ from pathlib import Path
 from typing import Any
 
 SPREAD_LIMIT = 1.25
+WAIT_LIMIT = 0.03
 STEAL_LIMIT = 0.02
 
 # Each child hashes the same bytes for about 20 ms, 20 times, once all have started; hashlib needs nothing and touches no file.
 PROBE = """
-import hashlib, os, sys, time
+import hashlib, json, os, sys, time
 core = int(sys.argv[1])
 if core >= 0:
     os.sched_setaffinity(0, {core})
 data = bytes(range(256)) * 64
 def work():
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     for _ in range(N):
         hashlib.blake2b(data).digest()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - used
 N = 100
-while (took := work()) < 0.005:
+while (took := work()[0]) < 0.005:
     N *= 2
 N = max(1, round(N * 0.02 / took))
 print(N, flush=True)
 N = int(sys.stdin.readline())
 for _ in range(2):
     work()
-print(*[work() for _ in range(20)], flush=True)
+print(json.dumps([work() for _ in range(20)]), flush=True)
 """
 
-Probe = Callable[[Sequence[int]], list[list[float]]]
+Probe = Callable[[Sequence[int]], list[list[tuple[float, float]]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Noise:
         Median of them.
     spread : float
         90th percentile over the 10th, of each core's own; the worst core's.
+    waited : float
+        Share of the time in which the work wanted its core and did not have it: a steady neighbour is even, and shows here.
     steal : float or None
         Share of the cores' time that the hypervisor gave to others meanwhile; None where the system does not tell.
     load : float or None
@@ -61,16 +64,18 @@ class Noise:
     n: int
     seconds: float
     spread: float
+    waited: float
     steal: float | None = None
     load: float | None = None
 
     @property
     def is_quiet(self) -> bool:
-        return self.spread <= SPREAD_LIMIT and (self.steal is None or self.steal <= STEAL_LIMIT)
+        return self.spread <= SPREAD_LIMIT and self.waited <= WAIT_LIMIT and (self.steal is None or self.steal <= STEAL_LIMIT)
 
     def describe(self) -> str:
         """One line for a person."""
-        words = [f"the same work took {self.seconds * 1e3:.1f} ms (median of {self.n}), 90th over 10th percentile {self.spread:.2f} (limit {SPREAD_LIMIT:g})"]
+        words = [f"the same work took {self.seconds * 1e3:.1f} ms (median of {self.n}), 90th over 10th percentile {self.spread:.2f} (limit {SPREAD_LIMIT:g})",
+                 f"waited {self.waited:.1%} of the time for a core (limit {WAIT_LIMIT:.0%})"]
         if self.steal is not None:
             words.append(f"{self.steal:.1%} of the cores' time went to others (limit {STEAL_LIMIT:.0%})")
         if self.load is not None:
@@ -78,7 +83,7 @@ class Noise:
         return ", ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "is_quiet": self.is_quiet, "limits": {"spread": SPREAD_LIMIT, "steal": STEAL_LIMIT}}
+        return {**asdict(self), "is_quiet": self.is_quiet, "limits": {"spread": SPREAD_LIMIT, "waited": WAIT_LIMIT, "steal": STEAL_LIMIT}}
 
 
 def usable_cores() -> list[int]:
@@ -94,7 +99,7 @@ def measure(cores: Sequence[int] | None = None, probe: Probe | None = None) -> N
     Parameters
     ----------
     probe : callable, optional
-        Gives the seconds of each repetition, a list a core.
+        Gives the seconds of each repetition and those it had its core, a list a core.
     """
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     before = _jiffies()
@@ -105,13 +110,14 @@ def measure(cores: Sequence[int] | None = None, probe: Probe | None = None) -> N
         steal = (after[0] - before[0]) / (after[1] - before[1])
     spreads = []
     for core in times:
-        tenths = statistics.quantiles(core, n=10, method="inclusive")
+        tenths = statistics.quantiles([seconds for seconds, _ in core], n=10, method="inclusive")
         spreads.append(tenths[-1] / tenths[0])
-    everything = [seconds for core in times for seconds in core]
-    return Noise(len(everything), statistics.median(everything), max(spreads), steal, load)
+    everything = [seconds for core in times for seconds, _ in core]
+    had = sum(used for core in times for _, used in core)
+    return Noise(len(everything), statistics.median(everything), max(spreads), max(0.0, 1 - had / sum(everything)), steal, load)
 
 
-def _run(cores: Sequence[int]) -> list[list[float]]:
+def _run(cores: Sequence[int]) -> list[list[tuple[float, float]]]:
     children = [subprocess.Popen([sys.executable, "-I", "-S", "-c", PROBE, str(core)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for core in cores]
     try:
         amounts = [json.loads(child.stdout.readline()) for child in children if child.stdout]
@@ -119,7 +125,7 @@ def _run(cores: Sequence[int]) -> list[list[float]]:
             assert child.stdin is not None
             child.stdin.write(f"{max(amounts)}\n")
             child.stdin.flush()
-        return [[float(word) for word in child.communicate()[0].split()] for child in children]
+        return [[(float(seconds), float(used)) for seconds, used in json.loads(child.communicate()[0])] for child in children]
     finally:
         for child in children:
             if child.poll() is None:

@@ -72,32 +72,49 @@ class Side:
             self.figures.append(figure)
 
 
-def compare(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], n: int, *, n_warm: int = 1, x: float | None = None, against: str = "") -> Iterator[Row]:
-    """A row for the control and for each side, measured in turns; ratios are each side's over the control, neighbour by neighbour.
+def measure(sides: Sequence[Side | None], n: int, *, n_warm: int = 1) -> None:
+    """Warm the sides, then measure them in turns ``n`` times; None stands for a side there is not."""
+    for i in range(n_warm + n):
+        for side in sides:
+            if side is not None:
+                side.measure(keep=i >= n_warm)
 
-    A side that fails becomes a failed row, and the others go on; without a control (none given, or it failed) there are figures and no ratios.
+
+def rows_of(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], *, x: float | None = None, against: str = "") -> Iterator[Row]:
+    """A row for the control, if there is one, and for each side: its figures, and their ratios to the control's, neighbour by neighbour.
+
+    A side that failed is a failed row. Without a control (none given, or it failed) there are figures and no ratios.
 
     Parameters
     ----------
-    n_warm : int
-        Runs before those that count. 0 for what takes minutes.
     against : str
         What the control is, if that is not plain; goes into the notes of the ratios.
     """
-    everyone = [*([control] if control else []), *sides]
-    for i in range(n_warm + n):
-        for side in everyone:
-            side.measure(keep=i >= n_warm)
-    for side in everyone:
-        if side.reason is not None:
-            yield failed(group, what, side.label, side.path, side.reason, note=side.note, x=x)
+    for side in [*([control] if control else []), *sides]:
+        if side.reason is not None or not side.figures:
+            yield failed(group, what, side.label, side.path, side.reason or "was not measured", note=side.note, x=x)
             continue
         low, median, high = quartiles(side.figures)
         row = Row(group, what, side.label, side.path, unit, len(side.figures), median, low, high, bound=side.bound, bound_on=side.bound_on, note=side.note, x=x)
         if side is control:
             yield row
-        elif control is None or control.reason is not None:
-            yield replace(row, note="; ".join(filter(None, (side.note, "no control to compare with" if control is None else "the control failed"))))
+        elif missing := _why_no_ratio(control):
+            yield replace(row, note="; ".join(filter(None, (side.note, missing))))
         else:
+            assert control is not None
             ratio_low, ratio, ratio_high = quartiles(Paired(control.figures, side.figures).ratios)
             yield replace(row, ratio=ratio, ratio_low=ratio_low, ratio_high=ratio_high, note="; ".join(filter(None, (side.note, against and f"ratio to {against}"))))
+
+
+def _why_no_ratio(control: Side | None) -> str:
+    if control is None:
+        return "no control to compare with"
+    if control.reason is not None:
+        return "the control failed"
+    return "the control has 0" if 0 in control.figures else ""
+
+
+def compare(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], n: int, *, n_warm: int = 1, x: float | None = None, against: str = "") -> Iterator[Row]:
+    """:func:`measure`, then :func:`rows_of`; a side that fails does not stop the others. ``n_warm`` is 0 for what takes minutes."""
+    measure([control, *sides], n, n_warm=n_warm)
+    yield from rows_of(group, what, unit, control, sides, x=x, against=against)

@@ -187,6 +187,11 @@ class Header(Mapping[str, Any]):
         return key in self._values
 
     @property
+    def header_bytes(self) -> int:
+        """Bytes of the first file before its tensors' data."""
+        return self._files[0].data_at
+
+    @property
     def tensor_bytes(self) -> int:
         """Bytes of all tensors, each padded as the engine pads them."""
         return sum(-(-tensor.n_bytes // 32) * 32 for tensor in self.tensors)

@@ -18,6 +18,7 @@ from .interrupts import Interrupts
 
 COMMANDS = {
     "ask": "ask one document many questions, read once and answered side by side",
+    "bench": "what this library costs on this machine, beside the raw engine",
     "demo": "one picture and one clip, encoded once and questioned by many forks",
     "info": "what the native library is, and the devices it can use",
     "media": "pictures and clips as a model would be shown them",

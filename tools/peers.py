@@ -40,7 +40,8 @@ PEERS = {
     "llama-cpp-python": Peer("peer-llama-cpp-python.txt", {"llama-cpp-python": ("llama_cpp_python.py",), "llama-cpp-python batched": ("llama_cpp_python.py", "batched")},
                              # As `pip install` compiles it, for this machine; pictures and sound alone are left out.
                              compiled="llama-cpp-python", build_env={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"}),
-    "xllamacpp": Peer("peer-xllamacpp.txt", {"server": ("xllamacpp_server.py",), "server, one slot": ("xllamacpp_server.py", "one-slot")}),
+    "xllamacpp": Peer("peer-xllamacpp.txt", {"server": ("xllamacpp_server.py",), "server, one slot": ("xllamacpp_server.py", "one-slot"),
+                                            "server, restored slots": ("xllamacpp_server.py", "restored")}),
 }
 
 

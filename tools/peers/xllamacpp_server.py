@@ -48,7 +48,6 @@ def start(mode: str, n_slots: int, n_cells: int, folder: str) -> Any:
     params.n_threads_http = max(2, n_slots) + 2
     if mode == "restored":
         params.cache_idle_slots = False  # it would empty the slots that were just restored
-    if mode == "restored":
         params.slot_save_path = folder + "/"
     return xllamacpp.Server(params)
 

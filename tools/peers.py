@@ -4,7 +4,7 @@
 
 Each peer has an environment of its own under build/peers, from a hash-locked list in requirements/; what has to be compiled is compiled once per
 machine and kept in the per-user cache. The file it writes, and prints the path of, is what `pylloyal bench --peers` reads: the name of each runner
-(tools/peers/*.py) and its command line, or {"failed": reason}: a peer that cannot be had is a failed row there, not a missing one.
+(tools/peers/*.py) and its command line. A peer that cannot be had has one that says why and fails, and so it is a failed row there, not a missing one.
 """
 from __future__ import annotations
 
@@ -115,15 +115,20 @@ def environment(name: str, folder: Path) -> Path:
     return python
 
 
-def commands(names: list[str], folder: Path) -> dict[str, list[str] | dict[str, str]]:
-    """Command lines of all runners; {"failed": reason} for those of an environment that cannot be had."""
-    found: dict[str, list[str] | dict[str, str]] = {}
+def missing(reason: str) -> list[str]:
+    """A command that gives a reason, and fails."""
+    return [sys.executable, "-c", "import sys; sys.exit(sys.argv[1])", " ".join(reason.split())]
+
+
+def commands(names: list[str], folder: Path) -> dict[str, list[str]]:
+    """Command lines of all runners."""
+    found: dict[str, list[str]] = {}
     for name in names:
         try:
             python = str(environment(name, folder))
         except (FetchError, OSError) as error:
             print(f"peers: {name}: {error}", file=sys.stderr, flush=True)
-            found |= {runner: {"failed": f"{name} cannot be had: {error}"} for runner in PEERS[name].runners}
+            found |= {runner: missing(f"{name} cannot be had: {error}") for runner in PEERS[name].runners}
         else:
             found |= {runner: [python, str(RUNNERS / file), *arguments] for runner, (file, *arguments) in PEERS[name].runners.items()}
     return found

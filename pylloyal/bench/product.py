@@ -36,6 +36,12 @@ def _kib(file: str, key: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(key)), -1)
 
 
+def bans(model: Model) -> dict[int, float]:
+    """A bias that forbids every token which ends a generation."""
+    flags = model.vocab.flags(range(len(model.vocab)))
+    return {token: float("-inf") for token, flag in enumerate(flags) if flag & TokenFlags.END_OF_GENERATION}
+
+
 class Product:
     """The operations; one model and one store at a time."""
 
@@ -55,8 +61,7 @@ class Product:
         self.close()
         self._model = Model(model)
         self._store = self._model.store(n_ctx=n_ctx, n_branches=n_branches, n_batch=n_batch, n_threads=n_threads, flash_attn=flash_attn == "on")
-        flags = self._model.vocab.flags(range(len(self._model.vocab)))
-        self._bans = {token: float("-inf") for token, flag in enumerate(flags) if flag & TokenFlags.END_OF_GENERATION}
+        self._bans = bans(self._model)
         return {"seconds": time.perf_counter() - start}
 
     def _root(self, sampling: Sampling) -> Branch:
@@ -150,19 +155,19 @@ def _need_all(said: Sequence[Sequence[int]], n: int) -> None:
 OPERATIONS: Sequence[str] = ("open", "ticks", "document", "forks", "memory", "close")
 
 
-def main() -> int:
+def main(name: str = "product", product: Product | None = None) -> int:
     """Answer line by line until standard input ends."""
-    product = Product()
+    product = product or Product()
     operations: dict[str, Callable[..., Answer]] = {name: getattr(product, name) for name in OPERATIONS}
     info = system_info()
-    print(json.dumps({"runner": "product", "versions": {"pylloyal": info["version"], "engine": info["engine"]}}), flush=True)
+    print(json.dumps({"runner": name, "versions": {"pylloyal": info["version"], "engine": info["engine"]}}), flush=True)
     for line in sys.stdin:
         try:
             arguments = json.loads(line)
-            name = arguments.pop("op")
-            if name not in operations:
-                raise ValueError(f"no operation is called {name}")
-            answer = operations[name](**arguments)
+            op = arguments.pop("op")
+            if op not in operations:
+                raise ValueError(f"no operation is called {op}")
+            answer = operations[op](**arguments)
         except (PylloyalError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         drain_logs()

@@ -85,6 +85,16 @@ def read_once(server: Any, text: list[int], n_slots: int) -> int:
     return int(answer["timings"]["prompt_n"])
 
 
+def asked(server: Any, mode: str, text: list[int], questions: list[list[int]], n_tokens: int) -> tuple[list[tuple[list[int], int]], int]:
+    """The answers as ask gives them, and how many tokens were read besides."""
+    prompts = [text + question for question in questions]
+    if mode == "one-slot":
+        return [ask(server, prompt, n_tokens, 0) for prompt in prompts], 0
+    n_read = read_once(server, text, len(prompts)) if mode == "restored" else 0
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        return list(pool.map(lambda i: ask(server, prompts[i], n_tokens, i), range(len(prompts)))), n_read
+
+
 def document(mode: str, request: Params) -> Params:
     text, questions, n_tokens = request["document"], request["questions"], request["n_tokens"]
     n_slots = 1 if mode == "one-slot" else len(questions)
@@ -92,19 +102,11 @@ def document(mode: str, request: Params) -> Params:
     with tempfile.TemporaryDirectory() as folder:
         server = start(mode, n_slots, n_slots * (-(-longest // 256) * 256), folder)
         try:
-            prompts = [text + question for question in questions]
-            began, n_read = time.perf_counter(), 0
-            if mode == "one-slot":
-                answers = [ask(server, prompt, n_tokens, 0) for prompt in prompts]
-            else:
-                if mode == "restored":
-                    n_read = read_once(server, text, n_slots)
-                with ThreadPoolExecutor(n_slots) as pool:
-                    answers = list(pool.map(lambda i: ask(server, prompts[i], n_tokens, i), range(n_slots)))
-            seconds = time.perf_counter() - began
-            return {"seconds": seconds, "answers": [tokens for tokens, _ in answers], "n_read": n_read + sum(read for _, read in answers)}
+            began = time.perf_counter()
+            answers, n_read = asked(server, mode, text, questions, n_tokens)
+            return {"seconds": time.perf_counter() - began, "answers": [tokens for tokens, _ in answers], "n_read": n_read + sum(read for _, read in answers)}
         finally:
-            del server
+            del server  # ends it
             gc.collect()
 
 
@@ -120,5 +122,5 @@ if __name__ == "__main__":
     if MODE not in ("slots", "one-slot", "restored"):
         sys.exit(f"no such mode: {MODE}")
     NAMES = {"slots": "server", "one-slot": "server, one slot", "restored": "server, restored slots"}
-    serve(NAMES[MODE], {"xllamacpp": xllamacpp.__version__, "llama.cpp": str(xllamacpp.BUILD_INFO), "system": xllamacpp.get_system_info()},
+    serve(NAMES[MODE], {"xllamacpp": xllamacpp.__version__, "system": xllamacpp.get_system_info()},
           {"open": open_, "document": lambda request: document(MODE, request)})

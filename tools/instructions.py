@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -87,18 +88,15 @@ def write_header(path: Path, n_layers: int = 16, n_words: int = 8000) -> None:
     fields = [text("general.architecture") + struct.pack("<I", 8) + text("llama"), *(text(f"llama.{key}") + struct.pack("<II", 4, value) for key, value in shape.items()),
               text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, n_words) + b"".join(text(f"word {i}") for i in range(n_words))]
     tensors: list[tuple[str, tuple[int, ...]]] = [("token_embd.weight", (1024, n_words)), ("output_norm.weight", (1024,)), ("output.weight", (1024, n_words))]
-    for layer in range(n_layers):
-        tensors += [(f"blk.{layer}.{name}.weight", dims) for name, dims in (("attn_norm", (1024,)), ("attn_q", (1024, 1024)), ("attn_k", (1024, 256)), ("attn_v", (1024, 256)), ("attn_output", (1024, 1024)),
-                                                                             ("ffn_norm", (1024,)), ("ffn_gate", (1024, 4096)), ("ffn_up", (1024, 4096)), ("ffn_down", (4096, 1024)))]
+    block = (("attn_norm", (1024,)), ("attn_q", (1024, 1024)), ("attn_k", (1024, 256)), ("attn_v", (1024, 256)), ("attn_output", (1024, 1024)),
+             ("ffn_norm", (1024,)), ("ffn_gate", (1024, 4096)), ("ffn_up", (1024, 4096)), ("ffn_down", (4096, 1024)))
+    tensors += [(f"blk.{layer}.{name}.weight", dims) for layer in range(n_layers) for name, dims in block]
     infos, offset = b"", 0
     for name, dims in tensors:  # f16
         infos += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, 1, offset)
-        n = 2
-        for dim in dims:
-            n *= dim
-        offset += -(-n // 32) * 32
+        offset += -(-2 * math.prod(dims) // 32) * 32
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(fields)) + b"".join(fields) + infos
-    path.write_bytes(head + b"\\0" * (-len(head) % 32))
+    path.write_bytes(head + b"\0" * (-len(head) % 32))
     os.truncate(path, path.stat().st_size + offset)
 
 

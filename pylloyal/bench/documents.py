@@ -73,14 +73,13 @@ class Asked:
         return answer
 
 
-def documents(setting: Setting) -> Iterator[Row]:
-    """Eight and 32 questions over 2,000 tokens, 48 tokens each."""
+def rows(setting: Setting) -> Iterator[Row]:
     everything = work(setting, setting.times(2000, 200), setting.times(48, 6))
     for n in (setting.times(8, 2), setting.times(32, 4)):
-        yield from questions(setting, everything.first(n))
+        yield from rows_of_work(setting, everything.first(n))
 
 
-def questions(setting: Setting, todo: Work) -> Iterator[Row]:
+def rows_of_work(setting: Setting, todo: Work) -> Iterator[Row]:
     """All sides on one number of questions. A side that fails is a failed row, and the others go on."""
     n = len(todo.questions)
     what = f"{n} questions on {len(todo.document):,} tokens, {todo.n_tokens} each"
@@ -124,12 +123,13 @@ def beside_peer(setting: Setting, todo: Work, what: str, peer: str, command: Seq
             asked = Asked(runner, todo)
             asked.warm()
             theirs = Side("peer", path, asked.run, note=versions(runner))
-            ours = Side("product", "forks of one store", product.run, bound=bound(peer, len(todo.questions)))
-            rows = list(compare(GROUP, what, "s", theirs, [ours], 1 if peer in AGAIN or setting.is_quick else 3, n_warm=0, against=peer))
+            promised = None if setting.is_quick else bound(peer, len(todo.questions))  # of 2,000 tokens, not of a few
+            ours = Side("product", "forks of one store", product.run, bound=promised)
+            measured = list(compare(GROUP, what, "s", theirs, [ours], 1 if peer in AGAIN or setting.is_quick else 3, n_warm=0, against=peer))
     except RunnerError as error:
         yield failed(GROUP, what, "peer", path, error)
         return
-    yield from rows
+    yield from measured
     if theirs.reason is None:
         yield same_answers(setting, todo, what, "peer", product.answers, asked.answers, path, "" if asked.n_read is None else f"; {asked.n_read:,} tokens of prompts were read")
 

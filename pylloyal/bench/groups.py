@@ -13,6 +13,7 @@ from .setting import Setting
 # A group is a module of this package with ``rows(setting)``.
 GROUPS = {
     "ticks": "a tick beside the raw engine's",
+    "documents": "questions over one document, beside the peers",
     "forks": "forks of a long branch",
     "memory": "peak memory of 32 branches",
     "growth": "a tick's time by branches and by cells",

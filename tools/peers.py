@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -67,11 +68,20 @@ def pip(python: str, *arguments: str, env: dict[str, str] | None = None) -> str:
     return run(python, "-m", "pip", "--disable-pip-version-check", *arguments, env=env)
 
 
+def cpu() -> str:
+    """This machine's CPU: what is compiled here is compiled for it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return next((line for line in lines if line.startswith("flags")), "") or platform.processor()
+
+
 def key_of(peer: Peer) -> str:
-    """Changes with whatever would make another environment."""
+    """Changes with whatever would make another environment, or another wheel."""
     compiler = os.environ.get("CXX", "c++")
-    version = run(compiler, "--version").splitlines()[0] if peer.compiled and shutil.which(compiler) else ""
-    what = (ROOT / "requirements" / peer.lock).read_bytes() + json.dumps([sys.version, sys.executable, peer.compiled, peer.build_env, version]).encode()
+    made_with = [run(compiler, "--version").splitlines()[0] if shutil.which(compiler) else "", cpu(), peer.compiled, peer.build_env] if peer.compiled else []
+    what = (ROOT / "requirements" / peer.lock).read_bytes() + json.dumps([sys.version, platform.machine(), *made_with]).encode()
     return hashlib.sha256(what).hexdigest()[:16]
 
 

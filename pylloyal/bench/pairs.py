@@ -98,20 +98,13 @@ def rows_of(group: str, what: str, unit: str, control: Side | None, sides: Seque
         row = Row(group, what, side.label, side.path, unit, len(side.figures), median, low, high, bound=side.bound, bound_on=side.bound_on, note=side.note, x=x)
         if side is control:
             yield row
-        elif missing := _why_no_ratio(control):
-            yield replace(row, note="; ".join(filter(None, (side.note, missing))))
+        elif control is None:
+            yield replace(row, note="; ".join(filter(None, (side.note, "no control to compare with" if side.label != "micro" and side.bound_on == "ratio" else ""))))
+        elif control.reason is not None or min(control.figures) <= 0:
+            yield replace(row, note="; ".join(filter(None, (side.note, "the control failed" if control.reason is not None else "the control has 0 or less: no ratio"))))
         else:
-            assert control is not None
             ratio_low, ratio, ratio_high = quartiles(Paired(control.figures, side.figures).ratios)
             yield replace(row, ratio=ratio, ratio_low=ratio_low, ratio_high=ratio_high, note="; ".join(filter(None, (side.note, against and f"ratio to {against}"))))
-
-
-def _why_no_ratio(control: Side | None) -> str:
-    if control is None:
-        return "no control to compare with"
-    if control.reason is not None:
-        return "the control failed"
-    return "the control has 0" if 0 in control.figures else ""
 
 
 def compare(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], n: int, *, n_warm: int = 1, x: float | None = None, against: str = "") -> Iterator[Row]:

@@ -20,7 +20,9 @@ def picture(report: Report) -> str:
     facts = report.environment
     out = [text(MARGIN, MARGIN + 6, f"{facts['model']['name']}: {facts['cpu']}, {facts['n_threads']} threads, engine {facts['engine_commit'][:12]}, {facts['state']}", weight="bold")]
     ratios = [row for row in report.rows if row.x is None and (row.ratio is not None or row.failed is not None)]
-    y = _ratios(out, ratios, MARGIN + 2 * LINE)
+    y: float = MARGIN + 2 * LINE
+    for group, found in groupby(ratios, key=lambda row: row.group):
+        y = _ratios(out, group, list(found), y) + LINE
     for what, rows in _curves(report.rows):
         y = _panel(out, what, rows, y + LINE)
     body = "\n".join(out)
@@ -33,21 +35,20 @@ def text(x: float, y: float, words: str, *, anchor: str = "start", fill: str = "
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" fill="{fill}" font-weight="{weight}">{escape(words)}</text>'
 
 
-def _ratios(out: list[str], rows: list[Row], y: float) -> float:
-    """A line each: the median's dot on its quartiles' bar, on a scale of logarithms, with a tick where the promise is."""
-    figures = [v for row in rows for v in (row.ratio_low, row.ratio_high, row.bound if row.bound_on == "ratio" else None, 1.0) if v is not None and v > 0]
-    if not figures:
-        return y
+def _ratios(out: list[str], group: str, rows: list[Row], y: float) -> float:
+    """A line each: the median's dot on its quartiles' bar, on the group's own scale of logarithms, with a tick where the promise is."""
+    figures = [v for row in rows for v in (row.ratio_low, row.ratio, row.ratio_high, row.bound if row.bound_on == "ratio" else None, 1.0) if v is not None and v > 0]
     low, high = math.log(min(figures)) - 0.05, math.log(max(figures)) + 0.05
 
     def at(ratio: float) -> float:
-        return LABELS + PLOT * (math.log(max(ratio, 1e-9)) - low) / (high - low)
+        place = (math.log(ratio) - low) / (high - low) if ratio > 0 else 0.0  # a slope may fall where the other rises: the left end
+        return LABELS + PLOT * min(1.0, max(0.0, place))
 
     top = y
-    out.append(text(LABELS, y, "ratio to the control (left is better; line: 1; mark: promised)", fill="#404040"))
+    out += [text(MARGIN, y, group, weight="bold"), text(LABELS, y, "ratio (left is better; line: 1; mark: promised)", fill="#404040")]
     for row in rows:
         y += LINE
-        out.append(text(LABELS - 12, y + 4, shortened(f"{row.what}: {row.path}", 88), anchor="end"))
+        out.append(text(LABELS - 12, y + 4, shortened(f"{row.what}: {row.path}", 78), anchor="end"))
         if row.failed is not None or row.ratio is None or row.ratio_low is None or row.ratio_high is None:
             out.append(text(LABELS, y + 4, shortened(f"failed: {row.failed}", 60), fill="#c44e52"))
             continue
@@ -56,7 +57,8 @@ def _ratios(out: list[str], rows: list[Row], y: float) -> float:
         out.append(f'<circle cx="{at(row.ratio):.1f}" cy="{y:g}" r="4" fill="{colour}"/>')
         if row.bound is not None and row.bound_on == "ratio":
             out.append(f'<line x1="{at(row.bound):.1f}" y1="{y - 8:g}" x2="{at(row.bound):.1f}" y2="{y + 8:g}" stroke="#c44e52" stroke-width="2"/>')
-        out.append(text(LABELS + PLOT + 12, y + 4, f"{row.ratio:.3f}" + {True: " kept", False: " NOT KEPT", None: ""}[row.is_kept], fill="#c44e52" if row.is_kept is False else "black"))
+        kept = row.is_kept if row.bound_on == "ratio" else None  # another promise is not about what is drawn
+        out.append(text(LABELS + PLOT + 12, y + 4, f"{row.ratio:.3f}" + {True: " kept", False: " NOT KEPT", None: ""}[kept], fill="#c44e52" if kept is False else "black"))
     out.append(f'<line x1="{at(1):.1f}" y1="{top + 6:g}" x2="{at(1):.1f}" y2="{y + 10:g}" stroke="#404040" stroke-dasharray="3 3"/>')
     return y + LINE
 

@@ -80,6 +80,8 @@ class Runner:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._kill()  # nobody waits for what it was at
         self.close()
 
     @property

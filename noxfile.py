@@ -152,10 +152,9 @@ def typing(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Measure: Python's cost per tick, forks against separate contexts, threads on a busy machine. Ratios, not promises."""
-    python = python_of(session)
-    model = session.run(python, "tools/fetch_model.py", "smollm2", external=True, silent=True, stderr=None)
-    session.run(python, "tools/bench.py", str(model).strip(), *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
+    """Measure the library beside the raw engine and its peers, on SmolLM2-135M and Gemma 3 270M (docs/benchmark.md). Hours on a quiet machine;
+    `-- --only ticks --no-peers` measures less, `-- --quick --even-if-noisy` shows that it runs."""
+    session.run(python_of(session), "tools/bench.py", *session.posargs, env={"PYTHONPATH": str(ROOT)}, external=True)
 
 
 @nox.session

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import Model, system_info
+from .. import system_info
 from ..capacity.header import Header
 from .noise import usable_cores
+from .runner import RunnerError
 from .setting import Setting
 
 
@@ -21,8 +22,25 @@ def environment(setting: Setting) -> dict[str, Any]:
         "cpu": cpu_name(), "cpu_features": info["cpu_features"], "usable_cores": len(usable_cores()), "n_threads": setting.n_threads,
         "system": platform.platform(), "python": platform.python_version(),
         "pylloyal": info["version"], "engine_commit": engine["commit"], "preset": engine["cpu"], "threads": engine["threads"],
-        "model": model_facts(setting.model), "flash_attn": setting.flash_attn, "is_quick": setting.is_quick, "control": setting.control is not None, "peers": sorted(setting.peers),
+        "model": model_facts(setting.model), "flash_attn": setting.flash_attn, "is_quick": setting.is_quick, "control": control_facts(setting), "peers": sorted(setting.peers),
     }
+
+
+def control_facts(setting: Setting) -> dict[str, Any] | None:
+    """What the control was built of; None without one."""
+    if setting.control is None:
+        return None
+    try:
+        with setting.start("control") as runner:
+            return runner.versions
+    except RunnerError as error:
+        return {"error": str(error)}
+
+
+def is_same_engine(facts: dict[str, Any]) -> bool:
+    """Whether the control was built as the library was; ratios to another engine compare two engines. True where it does not say."""
+    control = facts["control"] or {}
+    return all(control.get(theirs, facts[ours]) == facts[ours] for theirs, ours in (("llama.cpp", "engine_commit"), ("cpu", "preset"), ("threads", "threads")))
 
 
 def model_facts(path: str) -> dict[str, Any]:
@@ -44,8 +62,3 @@ def cpu_name() -> str:
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine() or sys.platform
 
-
-def usable_threads() -> int:
-    """Cores this process may use, its control group's quota counted: what a store takes by default."""
-    with Model("stub:") as model, model.store(n_ctx=256, n_branches=1) as store:
-        return store.pressure().n_threads

@@ -86,11 +86,18 @@ class Noise:
         return {**asdict(self), "is_quiet": self.is_quiet, "limits": {"spread": SPREAD_LIMIT, "waited": WAIT_LIMIT, "steal": STEAL_LIMIT}}
 
 
+def usable_threads() -> int:
+    """How many cores this process may use, its control group's quota counted: what a store takes by default."""
+    from .. import Model
+
+    with Model("stub:") as model, model.store(n_ctx=256, n_branches=1) as store:
+        return store.pressure().n_threads
+
+
 def usable_cores() -> list[int]:
-    """Cores this process may use, by number; -1 where they have none."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return [-1] * (os.cpu_count() or 1)
+    """As many cores as this process may use, by number; -1 where they have none."""
+    n = usable_threads()
+    return sorted(os.sched_getaffinity(0))[:n] if hasattr(os, "sched_getaffinity") else [-1] * n
 
 
 def measure(cores: Sequence[int] | None = None, probe: Probe | None = None) -> Noise:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
+from .machine import is_same_engine
 from .rows import Report, Row
 
 
@@ -20,9 +21,10 @@ def table(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def line_of(row: Row) -> str:
-    """One row on a line of its own."""
-    return f"{row.group}: {row.what}: {_line(row)}"
+def progress(row: Row) -> str:
+    """That a row is there, without its figures: they may yet turn out to be noise."""
+    at = "" if row.x is None else f" at {row.x:g}"
+    return f"{row.group}: {row.what}{at}: {row.label}, {row.path}: " + ("measured" if row.failed is None else f"FAILED: {row.failed}")
 
 
 def number(value: float) -> str:
@@ -51,6 +53,8 @@ def _head(facts: dict[str, Any]) -> Iterator[str]:
     yield f"{facts['cpu']}, {facts['n_threads']} threads on {facts['usable_cores']} usable cores, {facts['system']}, Python {facts['python']}"
     yield f"pylloyal {facts['pylloyal']}, engine {facts['engine_commit']}, built {facts['preset']}, {facts['threads']} threads, flash attention {facts['flash_attn']}"
     yield f"compiled for: {' '.join(facts['cpu_features']) or 'any CPU'}"
+    if not is_same_engine(facts):
+        yield f"THE CONTROL IS ANOTHER ENGINE, or built otherwise: {', '.join(f'{key} {value}' for key, value in facts['control'].items())}"
     yield f"the machine was {facts['state']}" + (", and this was a quick run: its figures mean nothing" if facts["is_quick"] else "")
     for when in ("before", "after"):
         noise = facts[f"noise_{when}"]

@@ -39,9 +39,8 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Measure, and tell."""
     from ..bench import noise
     from ..bench.groups import GROUPS, NoisyError, measure_all
-    from ..bench.machine import usable_threads
     from ..bench.setting import Setting
-    from ..bench.table import line_of
+    from ..bench.table import progress
 
     names = list(GROUPS) if args.only is None else [name for name in args.only.split(",") if name]
     if unknown := [name for name in names if name not in GROUPS]:
@@ -52,11 +51,11 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         raise UsageError(f"--threads {args.threads}: 1 or more")
     if not args.model.startswith("stub:"):
         Path(args.model).open("rb").close()  # said at once, not by every row
-    setting = Setting(args.model, args.threads or usable_threads(), shlex.split(args.control) if args.control else None, _peers(args.peers), args.quick)
+    setting = Setting(args.model, args.threads or noise.usable_threads(), shlex.split(args.control) if args.control else None, _peers(args.peers), args.quick)
     err = Terminal(sys.stderr)
     try:
         with interrupts.at_once():
-            report = measure_all(setting, names, noise.measure, even_if_noisy=args.even_if_noisy, seen=lambda row: err.write(err.paint(line_of(row), DIM) + "\n"))
+            report = measure_all(setting, names, noise.measure, even_if_noisy=args.even_if_noisy, seen=lambda row: err.write(err.paint(progress(row), DIM) + "\n"))
     except NoisyError as error:
         err.write(f"pylloyal: {error}\nNothing is reported; with --even-if-noisy it would be, every row marked as contended.\n")
         return NOISY

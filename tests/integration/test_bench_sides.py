@@ -1,14 +1,20 @@
 """The control and the product do the same work: the same greedy tokens, in the regime where decoding is exact (q8_0, flash attention, dispatches of at most 63 rows)."""
 from __future__ import annotations
 
+import json
+import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pylloyal.bench.machine import is_same_engine
 from pylloyal.bench.product import Product
+from pylloyal.bench.rows import Report
 from pylloyal.bench.runner import Runner, RunnerError
+from pylloyal.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS: dict[str, Any] = {"n_ctx": 1024, "n_branches": 9, "n_batch": 63, "n_threads": 1, "flash_attn": "on"}
@@ -106,3 +112,33 @@ def test_a_control_without_its_model_says_so(tmp_path: Path) -> None:
             runner.ask("open", model=str(tmp_path / "none.gguf"), **OPTIONS)
         with pytest.raises(RunnerError, match="nothing is open"):
             runner.ask("ticks", prefix=[1], n_branches=1, n_steps=1, mode="greedy")
+
+
+def test_the_first_token_of_both_is_the_same(tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the group `starts` times from outside: the same text, one token."""
+    document = tmp_path / "document.txt"
+    document.write_text("the whale and the sea", encoding="utf-8")
+    done = subprocess.run([*control_command(), "first", str(tiny_path), str(document), "1"], capture_output=True, check=True)
+    assert main(["ask", str(tiny_path), "--document", str(document), "--raw", "--greedy", "--max-tokens", "1", "--threads", "1", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["answers"][0]
+    assert answer["tokens"] == 1
+    assert done.stdout.decode("utf-8", "replace") == answer["text"] + "\n"
+    missing = subprocess.run([*control_command(), "first", str(tiny_path), str(tmp_path / "none"), "1"], capture_output=True, text=True, check=False)
+    assert (missing.returncode, missing.stderr.strip().endswith("none cannot be read")) == (1, True)
+    wrong = subprocess.run([*control_command(), "second"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 1
+    assert "usage" in wrong.stderr
+
+
+@pytest.mark.slow
+def test_the_whole_benchmark_runs_on_a_tiny_model_beside_the_control(tiny_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from pylloyal.bench import noise
+
+    monkeypatch.setattr(noise, "measure", lambda: noise.Noise(40, 0.02, 1.0, 0.0))
+    groups = "ticks,contention,starts,headers"
+    assert main(["bench", str(tiny_path), "--quick", "--only", groups, "--threads", "1", "--control", shlex.join(control_command()), "--json"]) == 0
+    report = Report.from_lines(capsys.readouterr().out)
+    assert {row.group for row in report.rows} == set(groups.split(","))
+    assert is_same_engine(report.environment)
+    assert report.environment["control"]["llama.cpp"] == report.environment["engine_commit"]
+    assert all(row.ratio for row in report.rows if row.label == "product")

@@ -14,12 +14,12 @@ from pylloyal.bench.growth import slope, slopes
 from pylloyal.bench.pairs import Side, compare, measure, paired, quartiles, rows_of
 from pylloyal.bench.picture import picture, shortened
 from pylloyal.bench.rows import Report, Row, failed
-from pylloyal.bench.table import line_of, number, table
+from pylloyal.bench.table import number, progress, table
 
 ENVIRONMENT: dict[str, Any] = {
     "cpu": "a CPU", "cpu_features": ["avx2", "fma"], "usable_cores": 2, "n_threads": 2, "system": "a system", "python": "3.11", "pylloyal": "0.1", "engine_commit": "0123456789abcdef",
     "preset": "native", "threads": "blocking", "model": {"name": "m.gguf", "architecture": "llama", "bytes": 1234, "header_sha256": "ab" * 32}, "flash_attn": "on", "is_quick": False,
-    "control": True, "peers": [], "state": "quiet",
+    "control": None, "peers": [], "state": "quiet",
     "noise_before": {"spread": 1.05, "waited": 0.004, "steal": None}, "noise_after": {"spread": 1.06, "waited": 0.001, "steal": 0.001},
 }
 ROWS = [
@@ -220,7 +220,18 @@ def test_contended_and_quick_runs_say_so() -> None:
     assert "the machine was contended, and this was a quick run: its figures mean nothing" in text
     assert "(why; contended)" in text
     assert text.startswith("stub:\n")
-    assert line_of(ROWS[0]) == "ticks: tick: control  10.0 ms [9.00..11.0]  raw, n 3"
+
+
+def test_progress_tells_no_figure() -> None:
+    assert progress(ROWS[0]) == "ticks: tick: control, raw: measured"
+    assert progress(ROWS[3]) == "ticks: tick: peer, other: FAILED: ValueError: it broke"
+    assert progress(ROWS[6]) == "growth: curve at 64: control, raw: measured"
+
+
+def test_a_control_that_is_another_engine_is_said() -> None:
+    same = {"llama.cpp": ENVIRONMENT["engine_commit"], "cpu": "native", "threads": "blocking"}
+    for control, is_said in ((None, False), (same, False), ({"of": "something that does not say"}, False), ({**same, "llama.cpp": "fedcba"}, True), ({**same, "cpu": "portable"}, True)):
+        assert ("THE CONTROL IS ANOTHER ENGINE" in table(Report({**ENVIRONMENT, "control": control}, ROWS))) is is_said
 
 
 @pytest.mark.parametrize(("value", "words"), [(0.0, "0"), (1234.5, "1,234"), (99.95, "100.0"), (12.34, "12.3"), (0.5, "0.50"), (0.0123, "0.012"), (-4.2, "-4.20")])
@@ -261,15 +272,18 @@ def test_the_report_of_a_promise_about_another_figure_does_not_say_kept_beside_t
 def test_nothing_of_this_machine_s_paths_is_reported(tmp_path: Path) -> None:
     from pylloyal.bench.headers import write_vocabulary
     from pylloyal.bench.machine import environment
-    from pylloyal.bench.setting import Setting
+    from pylloyal.bench.setting import PRODUCT, Setting
 
     path = tmp_path / "words.gguf"
     write_vocabulary(path, 50)
-    facts = environment(Setting(str(path), 2, control=["/somewhere/bench_control"], peers={"other": ["/somewhere/python"]}))
+    facts = environment(Setting(str(path), 2, control=PRODUCT, peers={"other": ["/somewhere/python"]}))
     written = json.dumps(facts)
     assert str(tmp_path) not in written
     assert "somewhere" not in written
     assert facts["model"]["name"] == "words.gguf"
     assert facts["model"]["architecture"] == "llama"
     assert len(facts["model"]["header_sha256"]) == 64
-    assert (facts["control"], facts["peers"], facts["n_threads"]) == (True, ["other"], 2)
+    assert (facts["peers"], facts["n_threads"]) == (["other"], 2)
+    assert facts["control"]["pylloyal"] == facts["pylloyal"]
+    assert "error" in environment(Setting(str(path), 2, control=["false"]))["control"]
+    assert environment(Setting(str(path), 2))["control"] is None

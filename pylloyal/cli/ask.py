@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import codecs
 import math
-import secrets
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Answer, and report what it took."""
     questions = _questions(args)
-    seed = secrets.randbits(32) if args.seed is None else args.seed
+    seed = int.from_bytes(os.urandom(4), "little") if args.seed is None else args.seed
     report = Report(args.model, seed, [Answer(question, (seed + i) % 2**64) for i, question in enumerate(questions)])
     err, out = Terminal(sys.stderr), Terminal(sys.stdout)
     headings = [f"[{i}] {one.question if len(args.questions) > 1 else f'seed {one.seed}'}" for i, one in enumerate(report.answers, 1)]

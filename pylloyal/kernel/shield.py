@@ -4,8 +4,8 @@ Only the names are replaced: what a template does with the words around them (tr
 """
 from __future__ import annotations
 
+import os
 import re
-import secrets
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Shield:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._mark = f"x{secrets.token_hex(12)}"
+        self._mark = f"x{os.urandom(12).hex()}"
         self._words: dict[str, str] = {}
         self._required: set[str] = set()
 

@@ -6,8 +6,8 @@ template refuses is refused in its own words.
 """
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,7 +72,7 @@ def chat(projector: Projector, messages: Sequence[Message], **options: Any) -> M
     FormatError
         A content part is of no known form.
     """
-    mark = f"[media {secrets.token_hex(12)} "
+    mark = f"[media {os.urandom(12).hex()} "
     media: list[PartSource] = []
 
     def part_of(part: Any) -> Any:

@@ -114,4 +114,7 @@ class Report:
         for item in items[1:]:
             if not isinstance(item, dict) or not set(item) <= names:
                 raise ValueError(f"no row: {item!r:.200}")
-        return cls(items[0]["environment"], [Row(**item) for item in items[1:]])
+        try:
+            return cls(items[0]["environment"], [Row(**item) for item in items[1:]])
+        except TypeError as error:
+            raise ValueError(f"no row: {error}") from error

@@ -153,7 +153,7 @@ def test_reports_go_to_json_lines_and_back() -> None:
     assert Report.from_lines(iter(lines.splitlines())) == report
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"environment": {}, "more": 1}', "[]", '{"environment": {}}\n{"what": "w", "colour": 1}', '{"environment": {}}\n[1]', "rubbish"])
+@pytest.mark.parametrize("text", ["", "{}", '{"environment": {}, "more": 1}', "[]", '{"environment": {}}\n{"what": "w", "colour": 1}', '{"environment": {}}\n{"what": "w", "median": 1.0}', '{"environment": {}}\n[1]', "rubbish"])
 def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 json's own, too
         Report.from_lines(text)

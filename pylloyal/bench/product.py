@@ -38,8 +38,11 @@ def _kib(file: str, key: str) -> int:
 
 def bans(model: Model) -> dict[int, float]:
     """A bias that forbids every token which ends a generation."""
-    flags = model.vocab.flags(range(len(model.vocab)))
-    return {token: float("-inf") for token, flag in enumerate(flags) if flag & TokenFlags.END_OF_GENERATION}
+    found = {}
+    for start in range(0, len(model.vocab), 4096):  # a list as long as the vocabulary would be megabytes that are not given back
+        tokens = range(start, min(start + 4096, len(model.vocab)))
+        found.update({token: float("-inf") for token, flag in zip(tokens, model.vocab.flags(tokens), strict=True) if flag & TokenFlags.END_OF_GENERATION})
+    return found
 
 
 class Product:

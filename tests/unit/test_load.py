@@ -328,10 +328,11 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "capacity": ({"errors", "units"}, {"gguf", "psutil", "numpy"}),
     "sources": ({"errors", "units", "kernel"}, {"numpy", "PIL", "av"}),
     "opening": ({"errors", "units", "kernel", "capacity"}, set()),
+    "bench": ({"errors", "units", "_ffi", "kernel", "capacity"}, {"numpy"}),
     "agents": ({"errors", "units", "kernel", "capacity", "opening"}, set()),
     "session": ({"errors", "units", "kernel", "capacity", "sources", "opening"}, set()),
 }
-EVERYTHING = {"errors", "units", "_ffi", "kernel", "capacity", "sources", "opening", "agents", "session", "cli"}
+EVERYTHING = {"errors", "units", "_ffi", "kernel", "capacity", "sources", "opening", "bench", "agents", "session", "cli"}
 LAYERS |= {"cli": (EVERYTHING, {"rich", "numpy", "PIL"}), "__main__": (EVERYTHING, set()), "__init__": (EVERYTHING, set())}
 IN_FUNCTIONS_ONLY = {"PIL", "av"}
 CTYPES = {"_ffi"}

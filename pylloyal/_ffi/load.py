@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib.resources
 import os
 import platform
 import struct
@@ -86,6 +85,11 @@ def candidates() -> list[Path]:
     if given := os.environ.get("PYLLOYAL_LIBRARY"):
         return [Path(given).expanduser().absolute()]
     # Down to the file: in an editable install the package lies in two folders, and only what is in it has one path.
+    places = list(sys.modules[__name__.partition(".")[0]].__path__)
+    if len(places) == 1:
+        return [Path(places[0]).absolute() / "_lib" / platform_folder() / name for name in file_names()]
+    import importlib.resources  # more than a megabyte of modules
+
     package = importlib.resources.files("pylloyal")
     return [Path(str(package.joinpath("_lib").joinpath(platform_folder()).joinpath(name))) for name in file_names()]
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +212,8 @@ class Branch(BranchFacts):
         OSError
             It cannot be written; nothing is left behind.
         """
+        import tempfile
+
         data = self.to_bytes(logits=logits)
         target = Path(path)
         descriptor, name = tempfile.mkstemp(prefix=".pylloyal-", dir=target.parent)  # no part of the target's name, which may be as long as names can be

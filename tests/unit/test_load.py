@@ -165,6 +165,22 @@ def test_library_that_claims_our_abi_but_lacks_functions(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_opening_a_store_imports_no_more_than_it_needs() -> None:
+    """Each of these is a megabyte or more in every process, and milliseconds of its start, for hardly anything."""
+    code = """
+    import sys, numpy, dataclasses
+    before = set(sys.modules)
+    import pylloyal
+    with pylloyal.Model("stub:") as model, model.store(n_ctx=256, n_branches=2) as store:
+        root = store.root()
+        root.prefill([65])
+        store.tick([root])
+    print(sorted({"hashlib", "_hashlib", "secrets", "tempfile", "importlib.resources", "psutil", "argparse", "asyncio", "subprocess"} & (set(sys.modules) - before)))
+    """
+    assert fine(code).strip() == "[]"
+
+
+@pytest.mark.slow
 def test_loads_from_the_package_by_an_absolute_path(tmp_path: Path) -> None:
     code = """
     import os, sys, pathlib, pylloyal

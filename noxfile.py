@@ -13,7 +13,7 @@ import nox
 
 ROOT = Path(__file__).resolve().parent
 LOCK = "requirements/dev.txt"
-nox.options.sessions = ["lint", "typing", "lib", "ctest", "unit", "integration", "models"]
+nox.options.sessions = ["lint", "typing", "lib", "ctest", "instructions", "unit", "integration", "models"]
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = False
 
@@ -46,6 +46,14 @@ def ctest(session: nox.Session) -> None:
     """The C and C++ tests, on the stub engine: no llama.cpp, seconds."""
     python = python_of(session)
     session.run(python, "tools/build_lib.py", "stub", "--test", external=True)
+
+
+@nox.session
+def instructions(session: nox.Session) -> None:
+    """Instruction counts of fixed work against fixtures/instructions.json; without valgrind it says so and does nothing. `-- --update` after a change that is meant."""
+    python = python_of(session)
+    session.run(python, "tools/build_lib.py", "stub", "--no-install", external=True)
+    session.run(python, "tools/instructions.py", *session.posargs, external=True)
 
 
 @nox.session

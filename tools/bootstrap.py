@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 LOCK = ROOT / "requirements" / "dev.txt"
-TESTS = ("lint", "typing", "lib", "ctest", "unit", "integration", "models", "wheel")
+TESTS = ("lint", "typing", "lib", "ctest", "instructions", "unit", "integration", "models", "wheel")
 
 
 def fail(message: str) -> None:

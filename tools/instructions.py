@@ -30,8 +30,8 @@ TOLERANCE = 0.03  # more is refused; less than that below is told, for the basel
 STUB_TICK = ROOT / "build" / "stub" / "stub_tick"
 PLANS = (1, 6)
 
-# Which code the C library takes for copying and comparing depends on the machine's CPU; without these instructions there is but one choice.
-STEADY = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-ERMS,-FSRM,-BMI2,-RTM,-MOVBE,-LZCNT,-SSE4_2,-SSSE3", "PYTHONHASHSEED": "0", "LC_ALL": "C"}
+# Which code the C library takes for copying and for exp depends on the machine's CPU; without these instructions there is but one choice.
+STEADY = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-ERMS,-FSRM,-BMI2,-RTM,-MOVBE,-LZCNT,-SSE4_2,-SSE4_1,-SSSE3,-FMA,-FMA4", "PYTHONHASHSEED": "0", "LC_ALL": "C"}
 
 PLANNED = """
 import sys
@@ -49,15 +49,42 @@ class CountError(Exception):
 # ---------------------------------------------------------------------------------------------------------------------------------------- counting
 
 
-def callgrind(*command: str, toggles: tuple[str, ...] = ()) -> int:
-    """Instructions that a program executes, in all or within the functions named."""
-    valgrind = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *(f"--toggle-collect={name}" for name in toggles)]
-    done = subprocess.run([*valgrind, *command], capture_output=True, text=True, check=False, env={**os.environ, **STEADY}, errors="replace")
-    found = re.search(r"^==\d+== Collected : (\d+)", done.stderr, re.M)
+def callgrind(*command: str, within: str = "", without: tuple[str, ...] = ()) -> int:
+    """Instructions that a program executes.
+
+    Parameters
+    ----------
+    within : str
+        Only those of this function and of what it calls.
+    without : tuple of str
+        Not those of functions whose names have one of these in them, nor of what they call.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "callgrind.out"
+        valgrind = ["valgrind", "--tool=callgrind", "--compress-strings=no", "--compress-pos=no", f"--callgrind-out-file={out}", *([f"--toggle-collect={within}"] if within else [])]
+        done = subprocess.run([*valgrind, *command], capture_output=True, text=True, check=False, env={**os.environ, **STEADY}, errors="replace")
+        said = out.read_text(encoding="utf-8", errors="replace") if out.exists() else ""
+    found = re.search(r"^summary: (\d+)$", said, re.M)
     if done.returncode or not found:
         words = "\n  ".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise CountError(f"`{' '.join(command[:3])} ...` gave no count (exit status {done.returncode}):\n  {words}")
-    return int(found[1])
+    return int(found[1]) - sum(called(said, name) for name in without)
+
+
+def called(said: str, name: str) -> int:
+    """Instructions of all calls from elsewhere into functions with ``name`` in their names, and of what these call."""
+    n, caller, callee, is_cost = 0, "", "", False
+    for line in said.splitlines():
+        if is_cost:  # the line after calls= has what the calls took
+            n += int(line.split()[1]) if name in callee and name not in caller else 0
+            is_cost = False
+        elif line.startswith("fn="):
+            caller = line
+        elif line.startswith("cfn="):
+            callee = line
+        elif line.startswith("calls="):
+            is_cost = True
+    return n
 
 
 def scenarios(program: Path) -> list[str]:
@@ -69,8 +96,8 @@ def scenarios(program: Path) -> list[str]:
 
 
 def ticks(program: Path, names: list[str]) -> dict[str, int]:
-    """Instructions of each piece. Entering the stub's decode turns the counting off, leaving it on again."""
-    return {name: callgrind(str(program), name, toggles=("measured", "*StubContext::decode(*")) for name in names}
+    """Instructions of each piece, less the engine's own: its cells and logits, and its grammar's matching."""
+    return {name: callgrind(str(program), name, within="measured", without=("StubContext::", "StubGrammar::")) for name in names}
 
 
 def plans(header: Path) -> int:

@@ -1,6 +1,6 @@
 // Fixed pieces of work on the stub engine, for counting instructions (tools/instructions.py): what the kernel itself takes, whatever the machine is
 // doing. Through the C ABI, as a user calls it.
-//   stub_tick SCENARIO...      runs each; without one, lists them
+//   stub_tick SCENARIO...      runs each, or `all`; without one, lists them
 // What is to be counted happens in measured(); what comes before it has set everything up, and done the same once.
 #include <pylloyal.h>
 
@@ -68,7 +68,7 @@ public:
     void prefill(const std::vector<pyl_branch> & branches, size_t n_tokens) {
         std::vector<std::vector<int32_t>> texts;
         std::vector<pyl_run> runs;
-        for (const pyl_branch branch : branches) texts.push_back(text(n_tokens, static_cast<uint32_t>(texts.size() + 1)));
+        while (texts.size() < branches.size()) texts.push_back(text(n_tokens, static_cast<uint32_t>(texts.size() + 1)));
         for (size_t i = 0; i < branches.size(); i++) runs.push_back({sizeof(pyl_run), static_cast<uint32_t>(n_tokens), branches[i], texts[i].data(), 0, 0});
         check(pyl_prefill_n(store_, runs.data(), runs.size(), 0, nullptr), "pyl_prefill_n");
     }
@@ -159,9 +159,10 @@ const std::map<std::string, Work> scenarios = {
 
 int main(int argc, char ** argv) {
     for (int i = 1; i < argc; i++) {
-        const auto found = scenarios.find(argv[i]);
-        if (found == scenarios.end()) return std::fprintf(stderr, "no scenario is called %s\n", argv[i]), 1;
-        found->second();
+        bool is_known = false;
+        for (const auto & [name, work] : scenarios)
+            if (argv[i] == name || !std::strcmp(argv[i], "all")) work(), is_known = true;
+        if (!is_known) return std::fprintf(stderr, "no scenario is called %s\n", argv[i]), 1;
     }
     if (argc == 1)
         for (const auto & [name, work] : scenarios) std::printf("%s\n", name.c_str());

@@ -55,7 +55,7 @@ class Work:
 def work(setting: Setting, n_document: int, n_tokens: int, chapter: Path = CHAPTER) -> Work:
     """The chapter's first ``n_document`` tokens; where it is not at hand, a text of the benchmark's own, and the work says so."""
     if chapter.exists():
-        text, = setting.encode([chapter.read_text(encoding="utf-8")])
+        text = setting.begin(chapter.read_text(encoding="utf-8"))
         source = f"the first {n_document:,} tokens of Moby-Dick, chapter 1"
     else:
         text, source = setting.tokens, f"{n_document:,} tokens of a text that repeats itself, for {chapter.name} is not at hand"

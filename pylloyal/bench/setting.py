@@ -50,10 +50,14 @@ class Setting:
     @cached_property
     def tokens(self) -> list[int]:
         """A long text of this model's own tokens; prefixes of it are prefixes."""
+        one, = self.encode([TEXT])
+        return [*self.begin(TEXT), *(one * (40_000 // len(one)))]
+
+    def begin(self, text: str) -> list[int]:
+        """Tokens of a text that nothing stands before: with the token that begins a sequence, if the model wants one."""
         with Model(self.model, vocab_only=True) as model:
-            one = model.vocab.encode(TEXT)
             head = [model.vocab.bos] if model.vocab.adds_bos and model.vocab.bos is not None else []
-        return [*head, *(one * (40_000 // len(one) + 1))]
+            return [*head, *model.vocab.encode(text)]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokens of texts, inert and without specials."""

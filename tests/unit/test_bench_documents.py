@@ -197,7 +197,7 @@ def test_the_document_is_the_chapter_or_says_that_it_is_not(tmp_path: Path) -> N
     chapter.write_text("Call me Ishmael. " * 30, encoding="utf-8")
     given = setting()
     found = work(given, 100, 6, chapter)
-    assert bytes(found.document) == ("Call me Ishmael. " * 30).encode()[:100]
+    assert found.document == [256, *("Call me Ishmael. " * 30).encode()[:99]]  # it begins as the model wants a text to begin
     assert "Moby-Dick" in found.source
     assert [bytes(question).decode() for question in found.questions] == asked(QUESTIONS)
     for absent in (tmp_path / "none.txt", chapter):

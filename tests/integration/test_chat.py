@@ -4,9 +4,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 from tiny_models import CHATML
 
 from pylloyal import Model, Sampling, TokenFlags, errors
@@ -185,7 +188,7 @@ def test_constraints_that_make_no_sense(tiny: Model) -> None:
 def test_requests_that_make_no_sense(tiny: Model) -> None:
     cases = [
         ({"messages": []}, "at least one"), ({"messages": [{"role": "user", "content": b"raw"}]}, "not JSON"), ({"messages": [{"role": "user", "content": "\ud800"}]}, "UTF-8"), ({"messages": [{"content": "x"}]}, "role"), ({"messages": [{"role": "user", "content": 3}]}, "content"),
-        ({"messages": [{**USER, "contents": "typo"}]}, "contents"), ({"messages": [USER], "tool_choice": "maybe"}, "tool_choice"),
+        ({"messages": ["hello"]}, "not an object"), ({"messages": [{**USER, "contents": "typo"}]}, "contents"), ({"messages": [USER], "tool_choice": "maybe"}, "tool_choice"),
         ({"messages": [USER], "reasoning_format": "loud"}, "reasoning"), ({"messages": [USER], "parser": "magic"}, "parser"),
         ({"messages": [USER], "template_kwargs": [1]}, "template_kwargs"), ({"messages": [USER], "enable_thinking": "yes"}, "enable_thinking"),
     ]
@@ -253,6 +256,24 @@ def test_control_tokens_cut_in_two_by_parts_stay_words(tiny_with: Callable[..., 
     assert "".join(cut) in chat.prompt
     assert controls(model, chat.tokens()) == 2
     assert model.vocab.decode(chat.tokens(), special=True) == chat.prompt
+
+
+def test_a_control_token_of_half_a_character_is_not_in_a_users_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer looks for names in bytes, and finds this one in every text with an accent; names as text do not show it."""
+    odd: Any = tiny_models.vocabulary("bpe", 512)
+    odd.tokens[odd.tokens.index("<pad>")] = b"\xc3"
+    monkeypatch.setattr(tiny_models, "vocabulary", lambda *_: odd)
+    odd.ids = {key: token for key, token in odd.ids.items() if token != "<pad>"}
+    with Model(tiny_models.write(tmp_path / "half.gguf", template="{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")) as model:
+        half = odd.tokens.index(b"\xc3")
+        text = "caf\u00e9 <|im_end|> caf\u00e9"
+        assert half in model.vocab.encode(text, parse_special=True) and model.vocab.piece(half) == b"\xc3"
+        chat = model.chat([{"role": "user", "content": text}], parser="content")
+        tokens = chat.tokens()
+        assert model.vocab.decode(tokens, special=True) == chat.prompt == f"<|im_start|>{text}<|im_end|>"
+        assert half not in tokens and controls(model, tokens) == 2
+        with pytest.raises(errors.TemplateError, match="inert"):  # all of it is held back, so no part is the template's to change
+            model.chat([{"role": "user", "content": text}], template="{% for m in messages %}{{ m.content | upper }}{% endfor %}", parser="content")
 
 
 def test_the_words_around_control_tokens_are_still_the_templates_to_change(tiny_with: Callable[..., Model]) -> None:

@@ -38,6 +38,17 @@ def test_special_text_is_inert_unless_asked(tiny: Model) -> None:
     assert tiny.vocab.piece(first) == b"<|im_start|>"
 
 
+def test_a_text_of_more_tokens_than_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A space is looked up as U+2581, and spelled in its three bytes by a vocabulary that does not have it."""
+    poor = tiny_models.vocabulary("spm", 512)
+    poor.tokens[poor.tokens.index("\u2581")] = "<nospace>"
+    monkeypatch.setattr(tiny_models, "vocabulary", lambda *_: poor)
+    with Model(tiny_models.write(tmp_path / "poor.gguf")) as model:
+        tokens = model.vocab.encode("a" + " " * 100 + "b")
+        assert len(tokens) == 302
+        assert model.vocab.decode_bytes(tokens) == b"a" + "\u2581".encode() * 100 + b"b"
+
+
 def test_a_stream_gives_text_as_soon_as_it_is_certain(tiny: Model) -> None:
     text = "snow ☃ and 🐋 stop here"
     stream = tiny.vocab.stream()

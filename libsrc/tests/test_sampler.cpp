@@ -502,6 +502,29 @@ void test_uniform() {
     CHECK(random_seed() != random_seed());
 }
 
+// The highest number a stream can give, against weights whose sum was rounded up at each step: taken off one by one they leave
+// something over, and the draw must end on the last candidate, not on none. The seed is the mixing function turned round.
+void test_rounding_past_the_last() {
+    constexpr size_t n = 9;
+    std::vector<float> logits(n, -36.33f);  // exp is 1.5 * 2^-53: added to 1 it counts as 2^-52, taken off as what it is
+    logits[0] = 0;
+    SamplerScratch scratch;
+    Sampler sampler(0xD41B185E086AF635ull);
+    sampler.set_params(plain());
+    const Token drawn = sampler.sample(logits.data(), n, nullptr, scratch);
+    double sum = 0, at;
+    for (const Candidate & c : scratch.candidates) sum += static_cast<double>(c.p);
+    at = (1 - 0x1p-53) * sum;
+    for (const Candidate & c : scratch.candidates) at -= static_cast<double>(c.p);
+    CHECK(scratch.candidates.size() == n && at > 0);  // or this tests nothing
+    CHECK_EQ(drawn, scratch.candidates.back().id);
+    CHECK_EQ(sampler.draws(), 1);
+    const std::vector<float> alike(n, 0.0f);
+    Sampler other(0xD41B185E086AF635ull);
+    other.set_params(plain());
+    CHECK_EQ(other.sample(alike.data(), n, nullptr, scratch), n - 1);  // it is the highest number
+}
+
 void test_frequencies() {
     std::mt19937 rng(99);
     for (int round = 0; round < 12; round++) {
@@ -796,6 +819,7 @@ int main() {
     test_stream();
     test_changing_temperature();
     test_uniform();
+    test_rounding_past_the_last();
     test_frequencies();
     test_grammar_and_top_k();
     test_bit_for_bit();

@@ -2,10 +2,16 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
+
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
 #include "check.hpp"
 #include "core/cpu.hpp"
@@ -210,6 +216,55 @@ void test_history() {
     CHECK_EQ(other.size(), 1000000);
 }
 
+#if defined(__linux__)
+// A machine's files, as far as quotas are told in them.
+class Machine {
+public:
+    Machine() : root_(std::filesystem::temp_directory_path() / ("pylloyal-test-core-" + std::to_string(getpid()))) { std::filesystem::remove_all(root_); }
+    ~Machine() { std::filesystem::remove_all(root_); }
+    Machine(const Machine &) = delete;
+    Machine & operator=(const Machine &) = delete;
+    void write(const char * path, const char * text) {
+        std::filesystem::create_directories((root_ / path).parent_path());
+        std::ofstream(root_ / path) << text;
+    }
+    double quota() const { return cpu_quota(root_.string()); }
+
+private:
+    std::filesystem::path root_;
+};
+
+void test_quota() {
+    {
+        Machine m;
+        CHECK(m.quota() == 0);
+        m.write("proc/self/cgroup", "0::/outer/inner\n");
+        CHECK(m.quota() == 0);
+        m.write("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n");
+        CHECK(m.quota() == 0);
+        m.write("sys/fs/cgroup/outer/cpu.max", "250000 100000\n");  // of the group above, and it holds below
+        CHECK(m.quota() == 2.5);
+        m.write("sys/fs/cgroup/outer/inner/cpu.max", "50000 100000\n");
+        CHECK(m.quota() == 0.5);
+        m.write("sys/fs/cgroup/cpu.max", "20000 100000\n");  // a container's own, where its groups are named as seen from outside
+        CHECK(m.quota() == 0.2);
+        m.write("sys/fs/cgroup/cpu.max", "20000 0\n");
+        CHECK(m.quota() == 0.5);
+    }
+    Machine m;
+    m.write("proc/self/cgroup", "4:memory:/a\n2:cpuset:/b\nnonsense\n1:cpu,cpuacct:/c\n0::/\n");
+    m.write("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "-1\n");
+    m.write("sys/fs/cgroup/cpu/c/cpu.cfs_period_us", "100000\n");
+    for (const char * other : {"a", "b"}) {
+        m.write((std::string("sys/fs/cgroup/cpu/") + other + "/cpu.cfs_quota_us").c_str(), "1\n");
+        m.write((std::string("sys/fs/cgroup/cpu/") + other + "/cpu.cfs_period_us").c_str(), "100000\n");
+    }
+    CHECK(m.quota() == 0);
+    m.write("sys/fs/cgroup/cpu/c/cpu.cfs_quota_us", "150000\n");
+    CHECK(m.quota() == 1.5);
+}
+#endif
+
 }  // namespace
 
 int main() {
@@ -218,6 +273,9 @@ int main() {
     test_json();
     test_registry();
     test_history();
+#if defined(__linux__)
+    test_quota();
+#endif
     CHECK_EQ(live_counts().weights, 0);
     CHECK(usable_cores() >= 1 && usable_cores() <= std::max(1u, std::thread::hardware_concurrency()));
     return check::result("test_core");

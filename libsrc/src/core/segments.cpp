@@ -10,29 +10,22 @@ void Store::decode_rows(Branch & branch, const Segment & segment, const float * 
     const size_t width = static_cast<size_t>(model_->info().n_embd_inp), sections = segment.places.size() / segment.n_rows;
     Branch * const touched[] = {&branch};
     uint32_t done = 0;
+    // Here and nowhere after: half of a picture cannot be taken back, so no memory may be missing between its dispatches.
+    row_batch_.pos.reserve(sections * std::min(segment.n_rows, params_.n_batch));
+    save_rows(touched);
     while (done < segment.n_rows) {
         const uint32_t n = std::min(segment.n_rows - done, params_.n_batch);
-        try {
-            row_batch_.rows = rows + done * width;
-            row_batch_.n = n;
-            row_batch_.seq = branch.seq;
-            row_batch_.is_non_causal = segment.is_non_causal;
-            row_batch_.wants_logits = done + n == segment.n_rows;
-            row_batch_.pos.clear();
-            for (size_t section = 0; section < sections; section++) {  // every section is cut alike
-                for (uint32_t k = 0; k < n; k++) {
-                    const Place & place = segment.places[section * segment.n_rows + done + k];
-                    row_batch_.pos.push_back(place.at + (place.is_relative ? branch.position : 0));
-                }
+        row_batch_.rows = rows + done * width;
+        row_batch_.n = n;
+        row_batch_.seq = branch.seq;
+        row_batch_.is_non_causal = segment.is_non_causal;
+        row_batch_.wants_logits = done + n == segment.n_rows;
+        row_batch_.pos.clear();
+        for (size_t section = 0; section < sections; section++) {  // every section is cut alike
+            for (uint32_t k = 0; k < n; k++) {
+                const Place & place = segment.places[section * segment.n_rows + done + k];
+                row_batch_.pos.push_back(place.at + (place.is_relative ? branch.position : 0));
             }
-            save_rows(touched);
-        } catch (const std::bad_alloc &) {
-            if (done == 0) throw;
-            branch.is_poisoned = true;  // half of a picture
-            Error error(PYL_E_OUT_OF_MEMORY, "");
-            error.state = PYL_STATE_POISONED;
-            error.partial = landed_any;
-            throw error;
         }
         epoch_++;
         const int32_t rc = run([&] { return context_->decode_rows(row_batch_); }, n);

@@ -4,7 +4,6 @@
 // What is to be counted happens in measured(); what comes before it has set everything up, and done the same once.
 #include <pylloyal.h>
 
-#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -48,20 +47,21 @@ public:
     Bench & operator=(const Bench &) = delete;
 
     // No token ends a generation, so that every run is as long.
-    pyl_branch root(const pyl_sampling & sampling) {
+    pyl_branch root(pyl_sampling sampling) {
         pyl_branch root = 0;
-        check(pyl_branch_create(store_, &root, 0, &sampling), "pyl_branch_create");
-        const std::vector<int32_t> ends = {257, 258};
-        const std::vector<float> never(ends.size(), -HUGE_VALF);
-        check(pyl_branch_set_bias(store_, root, PYL_BIAS, ends.data(), never.data(), ends.size()), "pyl_branch_set_bias");
+        sampling.ignore_eog = 1;
+        check(pyl_branch_create(store_, &root, 0, &sampling, nullptr), "pyl_branch_create");
         return root;
     }
-    void grammar(pyl_branch branch, const std::string & gbnf) { check(pyl_branch_set_grammar(store_, branch, gbnf.data(), gbnf.size(), nullptr), "pyl_branch_set_grammar"); }
+    void grammar(pyl_branch branch, const std::string & gbnf) {
+        const pyl_grammar g = {sizeof g, PYL_GRAMMAR_GBNF, gbnf.data(), gbnf.size(), nullptr, nullptr, 0};
+        check(pyl_branch_set_grammar(store_, branch, &g), "pyl_branch_set_grammar");
+    }
     std::vector<pyl_branch> fork(pyl_branch source, size_t n) {
         std::vector<pyl_branch> out(n);
         std::vector<uint64_t> seeds(n);
         for (size_t i = 0; i < n; i++) seeds[i] = i + 1;
-        check(pyl_branch_fork_n(store_, source, out.data(), n, seeds.data()), "pyl_branch_fork_n");
+        check(pyl_branch_fork_n(store_, source, out.data(), n, seeds.data(), 0), "pyl_branch_fork_n");
         return out;
     }
     void prune(const std::vector<pyl_branch> & branches) { check(pyl_branch_prune_n(store_, branches.data(), branches.size()), "pyl_branch_prune_n"); }
@@ -75,7 +75,7 @@ public:
     void tick(const std::vector<pyl_branch> & branches) {
         std::vector<int32_t> tokens(branches.size() * n_steps);
         std::vector<pyl_lane> lanes(branches.size());
-        pyl_tick tick = {sizeof tick, n_steps, nullptr, 0, 0, 0, 0, 0};
+        pyl_tick tick = {sizeof tick, n_steps, nullptr, 0, 0, 0, 0, 0, nullptr, 0};
         for (size_t i = 0; i < branches.size(); i++) lanes[i].struct_size = sizeof lanes[i], lanes[i].branch = branches[i];
         check(pyl_tick_n(store_, &tick, lanes.data(), lanes.size(), tokens.data()), "pyl_tick_n");
         for (const pyl_lane & lane : lanes) {

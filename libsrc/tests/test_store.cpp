@@ -964,6 +964,43 @@ void test_fork_without_logits() {
     CHECK(store.get(a).logits.any());
 }
 
+// A recurrent model's rows are computed together only where their sequences' numbers follow each other without a gap.
+void test_ranks_are_closed() {
+    std::vector<Seq> seqs;
+    const auto gaps = [&] {
+        size_t n = 0;
+        for (size_t i = 1; i < seqs.size(); i++) n += seqs[i] != seqs[i - 1] + 1;
+        return n;
+    };
+    const auto sees = [&](const Batch & batch) { seqs = batch.seq; };
+    for (const bool is_recurrent : {true, false}) {
+        const std::string options = is_recurrent ? "n_vocab=300;recurrent=1" : "n_vocab=300";
+        Store store(std::make_shared<Watched>(model(options), [](const std::function<void()> & call) { call(); }, sees), context(256, 64, 12));
+        const pyl_branch a = root(store, text(5));
+        const Branches kids = fork(store, a, 11);
+        Branches some{kids[0], kids[2], kids[3], kids[5], kids[8]};
+        commit(store, some, {1, 2, 3, 4, 5});
+        CHECK_EQ(gaps(), 3);  // all the numbers between theirs are taken
+        store.prune(Branches{kids[1], kids[4]});
+        const Snapshot before = snapshot(store);
+        commit(store, some, {6, 7, 8, 9, 10});
+        CHECK_EQ(gaps(), is_recurrent ? 0 : 3);
+        for (size_t i = 0; i < some.size(); i++) {
+            CHECK(same_bits(row(store, some[i]), replay(text(5) + Tokens{static_cast<Token>(i + 1), static_cast<Token>(i + 6)})));
+            CHECK_EQ(store.get(some[i]).position, 7);
+        }
+        CHECK_EQ(pressure(store).cells_used, before.cells_used + 5);
+        // Nobody has lost or doubled a number: as many branches as there can be, each with its own.
+        Branches more(pressure(store).leases_remaining);
+        store.fork(a, more, nullptr);
+        std::set<Seq> all;
+        for (const pyl_branch branch : store.list(0)) all.insert(store.get(branch).seq);
+        CHECK_EQ(all.size(), 12);
+        for (const pyl_branch kid : more) commit(store, {kid}, {3});
+        CHECK(same_bits(row(store, more.back()), replay(text(5) + Tokens{3})));
+    }
+}
+
 // Prompts of others are read in the dispatches of those who speak, and nobody can tell from what comes of it.
 void test_reading_along() {
     const auto speak = [](std::span<pyl_run> runs, uint32_t most, uint32_t n_steps, Store & store, Lanes & l) {
@@ -1756,7 +1793,7 @@ int main() {
     const auto tests = {
         test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
         test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing, test_outputs_asked_for,
-        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_reading_along, test_fast_forward, test_fast_forward_repairs,
+        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_reading_along, test_ranks_are_closed, test_fast_forward, test_fast_forward_repairs,
         test_changing_logits, test_bias, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
         test_failed_tick, test_engine_that_throws, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
     };

@@ -70,9 +70,47 @@ Error decode_error(int32_t rc, bool partial) {
     throw error;
 }
 
+// Where there is nothing but recurrent state, the engine computes sequences together only as far as their numbers follow each other
+// without a gap: branches that stand apart, because others between them were pruned or rest, take numbers that do. No state is copied.
+void Store::close_ranks(std::span<const Slice> slices) {
+    if (!model_->info().is_recurrent || slices.size() < 2) return;
+    const size_t n = slices.size(), first = static_cast<size_t>(slices.front().branch->seq);
+    if (static_cast<size_t>(slices.back().branch->seq) - first + 1 == n) return;
+    enum class Held : char { nobody, another, one_of_them };
+    std::vector<Held> held(slots_.size(), Held::another);
+    for (const Seq seq : free_seqs_) held[static_cast<size_t>(seq)] = Held::nobody;
+    for (const Slice & slice : slices) held[static_cast<size_t>(slice.branch->seq)] = Held::one_of_them;
+    // Of all places where they could stand side by side, the one where most of them are already.
+    size_t best = held.size(), best_seated = 0;
+    for (size_t at = 0; at + n <= held.size(); at++) {
+        const auto begin = held.begin() + static_cast<std::ptrdiff_t>(at), end = begin + static_cast<std::ptrdiff_t>(n);
+        const auto seated = static_cast<size_t>(std::count(begin, end, Held::one_of_them));
+        if (std::find(begin, end, Held::another) == end && (best == held.size() || seated > best_seated)) best = at, best_seated = seated;
+    }
+    if (best == held.size()) return;  // in parts, then
+    Seq next = static_cast<Seq>(best);
+    for (const Slice & slice : slices) {
+        Seq & seq = slice.branch->seq;
+        if (seq >= static_cast<Seq>(best) && seq < static_cast<Seq>(best + n)) continue;
+        while (held[static_cast<size_t>(next)] != Held::nobody) next++;
+        try {
+            context_->seq_copy(seq, next);
+        } catch (...) {
+            context_->seq_remove(next);
+            throw;
+        }
+        context_->seq_remove(seq);
+        *std::find(free_seqs_.begin(), free_seqs_.end(), next) = seq;
+        seq = next++;
+    }
+}
+
 // One dispatch, and the books of its branches. Recurrent models want its rows in the order of their sequences.
 int32_t Store::dispatch(std::vector<Slice> & slices) {
-    std::sort(slices.begin(), slices.end(), [](const Slice & a, const Slice & b) { return a.branch->seq < b.branch->seq; });
+    const auto by_seq = [](const Slice & a, const Slice & b) { return a.branch->seq < b.branch->seq; };
+    std::sort(slices.begin(), slices.end(), by_seq);
+    close_ranks(slices);
+    std::sort(slices.begin(), slices.end(), by_seq);
     batch_.clear();
     touched_.clear();
     for (const Slice & slice : slices) {

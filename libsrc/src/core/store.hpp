@@ -160,6 +160,7 @@ private:
         pyl_run * run = nullptr;  // that it is a part of
     };
     int32_t dispatch(std::vector<Slice> & slices);
+    void close_ranks(std::span<const Slice> slices);
     void fill(std::vector<Slice> & slices, std::span<pyl_run * const> runs, size_t room);
     size_t need_readable(std::span<pyl_run> runs, std::vector<uint32_t> & slots);
     void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed, std::span<pyl_run * const> runs = {}, size_t room = 0);

@@ -36,6 +36,7 @@ struct Options {
     int64_t fail_rows = 0;  // rows that land before it does
     int64_t spin_us = 0;    // time one decode takes
     int64_t mrope = 0, merge = 1, non_causal = 0;
+    int64_t recurrent = 0;  // says that it is, and is not
     int64_t encode_fail_at = 0;  // the n-th encode of a projector fails
 };
 
@@ -43,7 +44,7 @@ Options parse_options(std::string_view text) {
     Options options;
     const std::map<std::string_view, int64_t *> known{{"n_vocab", &options.n_vocab}, {"n_ctx_train", &options.n_ctx_train}, {"fail_at", &options.fail_at}, {"fail_rc", &options.fail_rc},
                                                       {"fail_rows", &options.fail_rows}, {"spin_us", &options.spin_us},
-                                                      {"mrope", &options.mrope}, {"merge", &options.merge}, {"non_causal", &options.non_causal}, {"encode_fail_at", &options.encode_fail_at}};
+                                                      {"mrope", &options.mrope}, {"merge", &options.merge}, {"non_causal", &options.non_causal}, {"encode_fail_at", &options.encode_fail_at}, {"recurrent", &options.recurrent}};
     while (!text.empty()) {
         const std::string_view item = text.substr(0, text.find(';'));
         text.remove_prefix(std::min(text.size(), item.size() + 1));
@@ -329,6 +330,7 @@ public:
         info_.vocab_type = PYL_VOCAB_OTHER;
         info_.n_embd = info_.n_embd_inp = n_embd;
         info_.has_decoder = info_.add_bos = 1;
+        info_.is_recurrent = options.recurrent != 0;
         info_.bos = bos, info_.eos = eos, info_.eot = eot, info_.sep = -1, info_.nl = '\n', info_.pad = -1;
     }
     ~StubModel() override { live_counts().weights--; }

@@ -152,4 +152,5 @@ def versions(runner: Runner) -> str:
     said = dict(runner.versions)
     system = str(said.pop("system", ""))
     flags = [part.split("=")[0].split(":")[-1].strip() for part in system.split("|") if part.split("=")[-1].strip() == "1"]
-    return "; ".join([*(f"{name} {value}" for name, value in said.items()), *([" ".join(flags)] if flags else [])])
+    parts = [f"{name} {' '.join(map(str, value.values())) if isinstance(value, dict) else value}" for name, value in said.items()]
+    return "; ".join([*parts, *([" ".join(flags)] if flags else [])])

@@ -46,6 +46,7 @@ def start(mode: str, n_slots: int, n_cells: int, folder: str) -> Any:
     params.n_batch, params.n_ubatch = 2048, 512  # its defaults
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = opened["n_threads"]
     params.n_threads_http = max(2, n_slots) + 2
+    params.timeout_read = params.timeout_write = 7200
     if mode == "restored":
         params.cache_idle_slots = False  # it would empty the slots that were just restored
         params.slot_save_path = folder + "/"

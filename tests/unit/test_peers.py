@@ -196,3 +196,97 @@ def test_a_mode_there_is_not(tmp_path: Path) -> None:
     (tmp_path / "xllamacpp.py").write_text(SERVER, encoding="utf-8")
     done = subprocess.run([sys.executable, str(ROOT / "tools" / "peers" / "xllamacpp_server.py"), "best"], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert (done.returncode, "no such mode: best" in done.stderr) == (1, True)
+
+
+# An engine whose logits are a sum over what a sequence can see: enough to tell whether rows, positions and sequences are the right ones.
+LLAMA = """
+import ctypes, types
+import numpy as np
+__version__ = "fake"
+N_VOCAB, EOG = 50, 7
+LLAMA_FLASH_ATTN_TYPE_ENABLED, LLAMA_FLASH_ATTN_TYPE_DISABLED = 1, 0
+def logits_of(tokens):
+    out = np.array([(sum((i + 1) * token for i, token in enumerate(tokens)) * (word + 3)) % 97 for word in range(N_VOCAB)], np.float32)
+    out[EOG] = 1000  # an answer would end at once
+    return out
+class LogitsProcessorList(list):
+    pass
+class Llama:
+    def __init__(self, path, **options):
+        assert options["flash_attn"] and options["swa_full"]
+        self._model = types.SimpleNamespace(model=None)
+        self.was_reset = False
+    def n_vocab(self): return N_VOCAB
+    def reset(self): self.was_reset = True
+    def close(self): pass
+    def generate(self, tokens, temp, logits_processor):
+        assert temp == 0 and self.was_reset
+        tokens = list(tokens)
+        while True:
+            logits = logits_of(tokens)
+            for processor in logits_processor:
+                logits[:] = processor(tokens, logits)
+            tokens.append(int(logits.argmax()))
+            yield tokens[-1]
+def llama_model_get_vocab(model): return None
+def llama_vocab_is_eog(vocab, token): return token == EOG
+def llama_print_system_info(): return b"CPU : FAKE = 1"
+def llama_model_default_params(): return types.SimpleNamespace()
+def llama_context_default_params(): return types.SimpleNamespace()
+def llama_get_memory(context): return context
+def llama_memory_clear(context, data): context.sequences.clear()
+def llama_memory_seq_cp(context, source, target, first, last): context.sequences[target] = dict(context.sequences[source])
+def llama_decode(context, batch):
+    assert 0 < batch.n_tokens <= context.n_batch
+    context.rows = {}
+    for i in range(batch.n_tokens):
+        sequence = context.sequences.setdefault(batch.seq_id[i][0], {})
+        assert batch.pos[i] == len(sequence) and batch.n_seq_id[i] == 1
+        sequence[batch.pos[i]] = batch.token[i]
+        if batch.logits[i]:
+            context.rows[i] = (ctypes.c_float * N_VOCAB)(*logits_of(sequence.values()))
+    return 0
+def llama_get_logits_ith(context, row): return ctypes.cast(context.rows[row], ctypes.POINTER(ctypes.c_float))
+"""
+INTERNALS = """
+import types
+class LlamaModel:
+    def __init__(self, **_): self.model = None
+    def n_vocab(self): return 50
+    def close(self): pass
+class LlamaContext:
+    def __init__(self, model, params, verbose):
+        assert params.kv_unified and params.swa_full and params.n_seq_max >= 3
+        self.ctx = types.SimpleNamespace(sequences={}, rows={}, n_batch=params.n_batch)
+    def close(self): pass
+class LlamaBatch:
+    def __init__(self, n_tokens, embd, n_seq_max, verbose):
+        self.batch = types.SimpleNamespace(n_tokens=0, token=[0] * n_tokens, pos=[0] * n_tokens, n_seq_id=[0] * n_tokens, logits=[0] * n_tokens, seq_id=[[0] for _ in range(n_tokens)])
+    def close(self): pass
+"""
+
+
+def expected(prompt: list[int], n_tokens: int) -> list[int]:
+    """What the fake engine's most likely tokens are, the one that ends left out."""
+    tokens = list(prompt)
+    for _ in range(n_tokens):
+        seen = sum((i + 1) * token for i, token in enumerate(tokens))
+        scores = [(seen * (word + 3)) % 97 if word != 7 else -1 for word in range(50)]
+        tokens.append(scores.index(max(scores)))
+    return tokens[len(prompt):]
+
+
+@pytest.mark.parametrize("mode", [[], ["batched"]])
+def test_llama_cpp_python_answers_every_question_in_full(mode: list[str], tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp").mkdir()
+    (tmp_path / "llama_cpp" / "__init__.py").write_text(LLAMA, encoding="utf-8")
+    (tmp_path / "llama_cpp" / "_internals.py").write_text(INTERNALS, encoding="utf-8")
+    document, questions = [(i * 11) % 50 for i in range(21)], [[1, 2, 3, 4, 5], [6], [9, 8, 10, 11, 12, 13, 14, 15, 16]]
+    with Runner("llama-cpp-python", [sys.executable, str(ROOT / "tools" / "peers" / "llama_cpp_python.py"), *mode], env={"PYTHONPATH": str(tmp_path)}) as runner:
+        assert runner.versions == {"llama-cpp-python": "fake", "system": "CPU : FAKE = 1"}
+        for n_batch in (8, 512):  # parts that end within the document and within a question, and all at once
+            runner.ask("open", model="a model", n_ctx=512, n_branches=4, n_batch=n_batch, n_threads=1, flash_attn="on")
+            for n_tokens in (6, 1):
+                answer = runner.ask("document", document=document, questions=questions, n_tokens=n_tokens)
+                assert answer["answers"] == [expected(document + question, n_tokens) for question in questions]
+                assert answer["seconds"] > 0

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .. import Model, Sampling
-from .product import bans
+from .. import Model, Sampling, TokenFlags
 from .questions import Work
 
 NEAR_TIE = 1.25  # logits: the most that other dispatches were seen to move them
@@ -82,7 +81,8 @@ def differences(model: str, n_threads: int, work: Work, ours: Sequence[Sequence[
         root = store.root(sampling=Sampling.greedy())
         root.prefill(work.document)
         logits = store.score([[*work.questions[question], *ours[question][:step]] for question, step in steps.items()], source=root)
-        logits[:, list(bans(opened))] = -np.inf
+        ends = TokenFlags.END_OF_GENERATION
+        logits[:, [token for token, flags in enumerate(opened.vocab.flags(range(len(opened.vocab)))) if flags & ends]] = -np.inf  # no side draws these
     return [difference(question, step, ours[question][step], theirs[question][step], row) for (question, step), row in zip(steps.items(), logits, strict=True)]
 
 

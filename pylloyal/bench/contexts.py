@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from .. import Model, Sampling
-from .product import Answer, Product, bans, main
+from .product import Answer, Product, main
 
 
 class Contexts(Product):
@@ -20,7 +20,6 @@ class Contexts(Product):
         start = time.perf_counter()
         self.close()
         self._model = Model(model)
-        self._bans = bans(self._model)
         self._options: dict[str, Any] = {"n_branches": 1, "n_batch": n_batch, "n_threads": n_threads, "flash_attn": flash_attn == "on"}
         return {"seconds": time.perf_counter() - start}
 

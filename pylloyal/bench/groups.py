@@ -17,6 +17,7 @@ GROUPS = {
     "forks": "forks of a long branch",
     "memory": "peak memory of 32 branches",
     "growth": "a tick's time by branches and by cells",
+    "attention": "flash attention on and off",
     "contention": "beside a process on every core",
     "starts": "imports, and the first token",
     "micro": "Python's share of a tick",

@@ -8,10 +8,11 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import Branch, Model, Sampling, Store, TokenFlags, drain_logs, system_info
+from .. import Branch, Model, Sampling, Store, drain_logs, system_info
 from ..errors import PylloyalError
 
 Answer = dict[str, Any]
@@ -36,22 +37,12 @@ def _kib(file: str, key: str) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith(key)), -1)
 
 
-def bans(model: Model) -> dict[int, float]:
-    """A bias that forbids every token which ends a generation."""
-    found = {}
-    for start in range(0, len(model.vocab), 4096):  # a list as long as the vocabulary would be megabytes that are not given back
-        tokens = range(start, min(start + 4096, len(model.vocab)))
-        found.update({token: float("-inf") for token, flag in zip(tokens, model.vocab.flags(tokens), strict=True) if flag & TokenFlags.END_OF_GENERATION})
-    return found
-
-
 class Product:
     """The operations; one model and one store at a time."""
 
     def __init__(self) -> None:
         self._model: Model | None = None
         self._store: Store | None = None
-        self._bans: dict[int, float] = {}
 
     @property
     def store(self) -> Store:
@@ -64,15 +55,11 @@ class Product:
         self.close()
         self._model = Model(model)
         self._store = self._model.store(n_ctx=n_ctx, n_branches=n_branches, n_batch=n_batch, n_threads=n_threads, flash_attn=flash_attn == "on")
-        self._bans = bans(self._model)
         return {"seconds": time.perf_counter() - start}
 
     def _root(self, sampling: Sampling) -> Branch:
         """An empty branch that never ends by itself, and neither do its forks."""
-        root = self.store.root(sampling=sampling)
-        if self._bans:
-            root.set_bias(self._bans)
-        return root
+        return self.store.root(sampling=replace(sampling, ignore_eog=True))
 
     def ticks(self, prefix: list[int], n_branches: int, n_steps: int, mode: str, skip: int = 0, seed: int = 1, at_once: bool = False) -> Answer:
         """``at_once``: all steps in one native call, otherwise a call each."""

@@ -193,7 +193,7 @@ def test_bytes_of_cells_that_the_engine_does_not_take(exact: Model, name: str) -
         payload = data[PREFIX:]  # noqa: F405
         head = Head(data)  # noqa: F405
         # No history, no bias, no grammar and no logits: nothing but numbers between the head and the engine's bytes.
-        at = head.at + struct.calcsize(head.FORM) + 4 + 7 * 4 + 2 * 4 + 3 * 8 + 4 + 2 * 8 + 8 * 8 + 8  # noqa: F405
+        at = head.at + struct.calcsize(head.FORM) + 4 + 7 * 4 + 2 * 4 + 1 + 3 * 8 + 4 + 2 * 8 + 8 * 8 + 8  # noqa: F405
         front, cells = payload[:at], payload[at + 8 :]
         assert int.from_bytes(payload[at : at + 8], "little") == len(cells)
         before = store.pressure()

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"n_ctx": 512, "n_branches": 4, "n_batch": 64, "n_thre
 # A peer that asks the product, and then changes what it says.
 PEER = """
 import json, sys
-from pylloyal.bench.product import Product, bans
+from pylloyal.bench.product import Product
 product = Product()
 print(json.dumps({"runner": "peer", "versions": {"peer": "1.0", "system": "CPU : AVX = 1 | AVX512 = 0 | OPENMP = 1 | "}}), flush=True)
 for line in sys.stdin:

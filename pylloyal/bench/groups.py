@@ -62,7 +62,7 @@ def measure_all(setting: Setting, names: Iterable[str], noise: Callable[[], Nois
     rows = []
     for name in names:
         for row in rows_of_group(name, setting):
-            rows.append(row)
+            rows.append(replace(row, bound=None) if setting.is_quick else row)  # figures that mean nothing keep no promise, and break none
             if seen is not None:
                 seen(row)
     after = noise()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pylloyal.bench import groups, noise, sides
+from pylloyal.bench import groups, noise, sides, ticks
 from pylloyal.bench.contention import hogs
 from pylloyal.bench.noise import Noise
 from pylloyal.bench.product import Product
@@ -328,6 +328,29 @@ def test_even_if_noisy_every_row_is_marked(two_groups: None, noises: Sequence[No
     assert report.environment["state"] == "contended"
 
 
+def test_a_quick_run_holds_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Promising:
+        @staticmethod
+        def rows(setting: Setting) -> Iterator[Row]:
+            yield Row("promising", "w", "product", "p", "ms", 1, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, bound=1.0)
+
+    monkeypatch.setitem(sys.modules, "pylloyal.bench.promising", Promising)  # type: ignore[arg-type]
+    for is_quick, kept in ((False, False), (True, None)):
+        row, = groups.measure_all(Setting("stub:", 1, is_quick=is_quick), ["promising"], steps(CALM, CALM)).rows
+        assert (row.ratio, row.is_kept) == (2.0, kept)
+
+
+def test_ticks_promise_one_thing_beside_the_sampler_and_another_beside_none(script: Script) -> None:
+    """The group itself, with runners that answer at once."""
+    answering = script(HELLO + "\nimport sys\nfor line in sys.stdin:\n    print('{\"seconds\": 1.0}', flush=True)")
+    rows = list(ticks.rows(Setting("stub:", 1, control=answering, product=answering, is_quick=True)))
+    promised = {(row.what.split(", ")[1], row.path.split(",")[0]): row.bound for row in rows if row.label == "product"}
+    assert set(promised.values()) == {1.0, 1.03}
+    assert {what for (what, _), bound in promised.items() if bound == 1.03} == {"beside no sampling"}
+    assert {what for (what, _), bound in promised.items() if bound == 1.0} == {"sampled", "greedy"}
+    assert all(row.ratio == 1.0 for row in rows if row.label == "product")
+
+
 def test_every_group_has_a_module_with_rows() -> None:
     for name in groups.GROUPS:
         assert callable(importlib.import_module(f"pylloyal.bench.{name}").rows)
@@ -350,9 +373,9 @@ def test_the_command_measures_and_writes(calm: None, tmp_path: Path, capsys: pyt
     assert len(err.splitlines()) == len(report.rows)
     assert {row.group for row in report.rows} == {"ticks", "growth", "forks", "memory"}
     assert [row.failed for row in report.rows if row.failed] == []
-    ticks = [row for row in report.rows if row.group == "ticks"]
-    assert [sum(row.label == label for row in ticks) for label in ("control", "product")] == [9, 12 + 3]
-    assert all(row.ratio and row.bound in (1.0, 1.03) for row in ticks if row.label == "product")
+    ticked = [row for row in report.rows if row.group == "ticks"]
+    assert [sum(row.label == label for row in ticked) for label in ("control", "product")] == [9, 12 + 3]
+    assert all(row.ratio and row.bound is None for row in ticked if row.label == "product")  # a quick run keeps no promise
     curve = [(row.x, row.label) for row in report.rows if row.group == "growth" and row.x is not None]
     assert curve == [(x, label) for x in (1, 4, 16) for label in ("control", "product")] + [(x, label) for x in (16, 64, 128) for label in ("control", "product")]
     assert "ticks: tick of 32 branches, sampled" in (tmp_path / "out" / "table.txt").read_text()

@@ -145,10 +145,11 @@ def wheel(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff, the generated files against the header, and no stray addresses or paths in the repository."""
+    """ruff, the generated files and the promise of the ABI against the header, and no stray addresses or paths in the repository."""
     python = python_of(session)
     session.run(python, "-m", "ruff", "check", ".", external=True)
     session.run(python, "tools/gen_capi.py", "--check", external=True)
+    session.run(python, "tools/abi_ages.py", "--check", external=True)
     session.run(python, "tools/check_repo.py", external=True)
 
 

@@ -35,7 +35,7 @@ public:
     Bench() {
         check(pyl_model_open(&model_, model_path, std::strlen(model_path), nullptr), "pyl_model_open");
         pyl_store_params params;
-        pyl_store_params_init(&params);
+        pyl_store_params_init(&params, sizeof params);
         params.n_ctx = 4096, params.n_branches = 40, params.n_threads = 1;
         check(pyl_store_open(&store_, model_, &params), "pyl_store_open");
     }
@@ -92,7 +92,7 @@ private:
 
 pyl_sampling sampled() {
     pyl_sampling out;
-    pyl_sampling_init(&out);
+    pyl_sampling_init(&out, sizeof out);
     out.temperature = 0.8f, out.top_k = 40, out.top_p = 0.95f, out.min_p = 0.05f, out.seed_mode = PYL_SEED_SET, out.seed = 1;
     return out;
 }

@@ -22,7 +22,7 @@ int main(int argc, char ** argv) {
     pyl_model * model;
     pyl_store * store;
     pyl_store_params params;
-    pyl_store_params_init(&params);
+    pyl_store_params_init(&params, sizeof params);
     params.n_ctx = 1024;
     check(pyl_model_open(&model, path, strlen(path), NULL), "pyl_model_open");
     check(pyl_store_open(&store, model, &params), "pyl_store_open");

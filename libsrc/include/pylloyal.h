@@ -19,11 +19,26 @@
  *                library keeps its own copy, the caller's memory is free again when the call returns.
  *   Threads      "any": callable from any thread at any time. "store": one call at a time per store; a second one at the
  *                same time is PYL_E_BUSY and changes nothing. Different stores run in parallel.
- *   Structs      Each begins with struct_size: set it to sizeof before the call (the *_init calls do). Fields are only ever
- *                appended; the library reads and writes no more than struct_size bytes.
+ *   Structs      Each begins with struct_size: set it to sizeof before the call (the *_init calls are given it). The library reads and
+ *                writes no more than struct_size bytes. In an array all have the same one, and lie that far apart.
  *   Strings      UTF-8 with an explicit length in bytes unless marked NUL-terminated.
  *   Callbacks    None. Logs are drained, progress is polled, cancel is a flag.
  *   Units        ride in names: _bytes, _cells, _tokens, _pos. A cell is one row of the KV cache.
+ *
+ * What stays as it is
+ *   Within one PYL_ABI_VERSION (also the number in the SONAME, libpylloyal.so.1) a program keeps working, without being compiled again,
+ *   with every later library.
+ *   Never        a function goes, or gets other parameters or another meaning; a constant changes its value; a field of a struct moves,
+ *                goes, changes its type or meaning; a struct is no longer passed by pointer with its struct_size.
+ *   In a minor   functions, constants, error codes and struct kinds are added; a struct gets fields at its end, whose zero (or the default that
+ *                *_init gives) means what the library did before; JSON gets keys; messages, log lines and the default of a 0 that stands
+ *                for "the library's choice" change. So: take an unknown code for a failure, skip keys you do not know, parse no messages.
+ *   Older program, newer library: works. A field the program does not know of has its default, and is not written.
+ *   Newer program, older library: a function that is missing keeps it from being loaded, or from being looked up. A struct that has grown is refused where it is
+ *                passed: PYL_E_INVALID, unchanged, need its struct_size and have what the library knows. What the library hands out
+ *                (pyl_error_last) says in its own struct_size how far it goes. pyl_abi_layout lists what the library knows.
+ *   Another number: nothing is promised; pyl_abi_version() is the one call that any version answers. Saved branches (pyl_branch_save) are not
+ *                part of this: they say themselves what can load them.
  */
 #ifndef PYLLOYAL_H
 #define PYLLOYAL_H
@@ -164,8 +179,8 @@ typedef struct pyl_model_params {
     int32_t vocab_only;   /* 1: vocabulary and metadata, no weights; such a model opens no store */
 } pyl_model_params;
 
-/* Fills in the defaults. Thread: any. */
-PYL_API void pyl_model_params_init(pyl_model_params * params);
+/* Fills in the defaults, as far as the caller's struct goes: struct_size is its sizeof. NULL: nothing. The same of every *_init. Thread: any. */
+PYL_API void pyl_model_params_init(pyl_model_params * params, uint32_t struct_size);
 
 /* Opens a model file (GGUF), or the built-in stub engine with a path of the form "stub:key=value;..." (docs/testing.md).
  * Weights already open with the same file and params are shared, and freed with the last handle or store that uses them.
@@ -336,7 +351,7 @@ typedef struct pyl_store_params {
 } pyl_store_params;
 
 /* Fills in the defaults. Thread: any. */
-PYL_API void pyl_store_params_init(pyl_store_params * params);
+PYL_API void pyl_store_params_init(pyl_store_params * params, uint32_t struct_size);
 
 /* Opens a store: allocates the KV cache and the compute buffers.
  *   out  Owned (pyl_store_free).
@@ -425,7 +440,7 @@ typedef struct pyl_sampling {
 } pyl_sampling;
 
 /* Fills in the defaults: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, the rest off, PYL_SEED_KEEP. Thread: any. */
-PYL_API void pyl_sampling_init(pyl_sampling * sampling);
+PYL_API void pyl_sampling_init(pyl_sampling * sampling, uint32_t struct_size);
 
 /* Changes how a branch is sampled. Equal params are a no-op; a change of temperature or truncation keeps the random stream
  * and the penalty window. Errors: PYL_E_INVALID (NaN, out of range), PYL_E_STALE. Thread: store. */
@@ -730,7 +745,7 @@ typedef struct pyl_projector_params {
 } pyl_projector_params;
 
 /* Fills in the defaults. Thread: any. */
-PYL_API void pyl_projector_params_init(pyl_projector_params * params);
+PYL_API void pyl_projector_params_init(pyl_projector_params * params, uint32_t struct_size);
 
 /* Opens a projector file (GGUF, "mmproj") for a model. Its metadata are checked before anything is loaded.
  *   out   Owned (pyl_projector_free).
@@ -865,7 +880,7 @@ typedef struct pyl_embedder_params {
 } pyl_embedder_params;
 
 /* Fills in the defaults. Thread: any. */
-PYL_API void pyl_embedder_params_init(pyl_embedder_params * params);
+PYL_API void pyl_embedder_params_init(pyl_embedder_params * params, uint32_t struct_size);
 
 /* Opens a context for embeddings, with a cache of its own that is empty before every dispatch.
  *   out  Owned (pyl_embedder_free).

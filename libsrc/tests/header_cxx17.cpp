@@ -18,6 +18,6 @@ int main() {
         if (!function) return 1;
     }
     pyl_sampling sampling{};
-    pyl_sampling_init(&sampling);
+    pyl_sampling_init(&sampling, sizeof sampling);
     return pyl_abi_version() == PYL_ABI_VERSION && sampling.struct_size == sizeof sampling ? 0 : 1;
 }

@@ -38,7 +38,7 @@ static pyl_model * open_model(const char * path) {
 static pyl_store * open_store(const pyl_model * model, uint32_t n_ctx) {
     pyl_store * store = NULL;
     pyl_store_params params;
-    pyl_store_params_init(&params);
+    pyl_store_params_init(&params, sizeof params);
     params.n_ctx = n_ctx;
     params.n_threads = 1;
     OK(pyl_store_open(&store, model, &params));
@@ -395,8 +395,8 @@ static void test_vocabulary(const pyl_model * model) {
 
 static void test_store_open(const pyl_model * model) {
     pyl_store_params p;
-    pyl_store_params_init(&p);
-    pyl_store_params_init(NULL);
+    pyl_store_params_init(&p, sizeof p);
+    pyl_store_params_init(NULL, sizeof(pyl_store_params));
     IS(sizeof p, p.struct_size);
     IS(1, p.swa_full);
     pyl_store * store = NULL;
@@ -412,7 +412,7 @@ static void test_store_open(const pyl_model * model) {
     CLOSED(pyl_store_open(&store, NULL, NULL));
 #define REFUSED(...)                         \
     do {                                     \
-        pyl_store_params_init(&p);           \
+        pyl_store_params_init(&p, sizeof p);           \
         p.n_ctx = 64;                        \
         __VA_ARGS__;                         \
         INVALID(pyl_store_open(&store, model, &p)); \
@@ -434,7 +434,7 @@ static void test_store_open(const pyl_model * model) {
     IS(7, pyl_error_last()->have);
     REFUSED(p.struct_size = 0);
     CHECK(store == NULL);
-    pyl_store_params_init(&p);
+    pyl_store_params_init(&p, sizeof p);
     p.n_ctx = 64, p.n_branches = 256, p.n_batch = 256, p.flash_attn = PYL_FLASH_ATTN_OFF, p.type_k = PYL_KV_F32;
     OK(pyl_store_open(&store, model, &p));
     IS(PYL_FLASH_ATTN_OFF, pressure_of(store).flash_attn);
@@ -446,11 +446,11 @@ static void test_store_open(const pyl_model * model) {
     OK(pyl_model_free(bare));
     /* Vocabulary only: words, but no store. */
     pyl_model_params mp;
-    pyl_model_params_init(&mp);
+    pyl_model_params_init(&mp, sizeof mp);
     IS(1, mp.use_mmap);
     mp.vocab_only = 1;
     OK(pyl_model_open(&bare, "stub:", 5, &mp));
-    pyl_store_params_init(&p);
+    pyl_store_params_init(&p, sizeof p);
     p.n_ctx = 64;
     store = NULL;
     IS(PYL_E_UNSUPPORTED, pyl_store_open(&store, bare, &p));
@@ -461,8 +461,8 @@ static void test_store_open(const pyl_model * model) {
 static void test_branches(const pyl_model * model) {
     pyl_store * store = open_store(model, 64);
     pyl_sampling s;
-    pyl_sampling_init(&s);
-    pyl_sampling_init(NULL);
+    pyl_sampling_init(&s, sizeof s);
+    pyl_sampling_init(NULL, sizeof(pyl_sampling));
     IS(sizeof s, s.struct_size);
     CHECK(s.temperature == 0.8f && s.top_k == 40 && s.top_p == 0.95f && s.min_p == 0.05f && s.typical_p == 1.0f && s.penalty_repeat == 1.0f && s.penalty_frequency == 0.0f && s.penalty_presence == 0.0f);
     IS(PYL_SEED_KEEP, s.seed_mode);
@@ -478,7 +478,7 @@ static void test_branches(const pyl_model * model) {
     INVALID(pyl_branch_create(store, &out, 0, &s, NULL));
     CHECK(strstr(pyl_error_last()->message, "temperature") != NULL);
     INVALID(pyl_branch_set_sampling(store, root, &s));
-    pyl_sampling_init(&s);
+    pyl_sampling_init(&s, sizeof s);
     s.seed_mode = 3;
     INVALID(pyl_branch_create(store, &out, 0, &s, NULL));
     INVALID(pyl_branch_set_sampling(store, root, &s));
@@ -505,7 +505,7 @@ static void test_branches(const pyl_model * model) {
     for (int i = 0; i < 3; i++) OK(pyl_sample_n(store, &root, 1, &token));
     CHECK(token >= 0 && token < 300);
     IS(3, describe(store, root).n_sampled);
-    pyl_sampling_init(&s);
+    pyl_sampling_init(&s, sizeof s);
     s.temperature = 1.5f, s.seed = 9; /* PYL_SEED_KEEP: the seed field is not looked at */
     OK(pyl_branch_set_sampling(store, root, &s));
     OK(pyl_branch_get_sampling(store, root, &now));
@@ -598,7 +598,7 @@ static void test_null_in_store(const pyl_model * model) {
     pyl_lane lane = lane_of(b);
     pyl_tick tick = tick_of(1);
     pyl_sampling s;
-    pyl_sampling_init(&s);
+    pyl_sampling_init(&s, sizeof s);
     pyl_branch_info info;
     info.struct_size = sizeof info;
     pyl_logits_view view;
@@ -895,7 +895,7 @@ static int holds(pyl_text * text, const char * words) {
 static void test_dry_runs(const pyl_model * model) {
     pyl_text * text = NULL;
     pyl_store_params sp;
-    pyl_store_params_init(&sp);
+    pyl_store_params_init(&sp, sizeof sp);
     IS(0, sp.n_ubatch + sp.n_rs_seq + sp.n_outputs);
     IS(3, sp.kv_unified + sp.offload_kqv + sp.op_offload);
     sp.n_ctx = 64, sp.n_batch = 32, sp.n_ubatch = 16;
@@ -918,7 +918,7 @@ static void test_dry_runs(const pyl_model * model) {
     INVALID(pyl_dry_run(&text, "st\0ub", 5, NULL, &sp));
     IS(PYL_E_FORMAT, pyl_dry_run(&text, "stub:n_vocab=1", 14, NULL, &sp));
     pyl_model_params mp;
-    pyl_model_params_init(&mp);
+    pyl_model_params_init(&mp, sizeof mp);
     mp.vocab_only = 1;
     IS(PYL_E_UNSUPPORTED, pyl_dry_run(&text, "stub:", 5, &mp, &sp));
     const struct {
@@ -980,7 +980,7 @@ static void test_struct_sizes(const pyl_model * model) {
 
     /* In-structs: an older caller's is read as far as it goes, and what it does not know has its default. */
     pyl_sampling defaults;
-    pyl_sampling_init(&defaults);
+    pyl_sampling_init(&defaults, sizeof defaults);
     for (uint32_t size = 4; size <= sizeof defaults; size += 4) {
         pyl_sampling * const part = (pyl_sampling *)malloc(size);
         memcpy(part, &defaults, size);
@@ -1000,7 +1000,7 @@ static void test_struct_sizes(const pyl_model * model) {
         free(part);
     }
     pyl_store_params sp;
-    pyl_store_params_init(&sp);
+    pyl_store_params_init(&sp, sizeof sp);
     sp.n_ctx = 64, sp.deterministic = 1;
     for (uint32_t size = 8; size <= sizeof sp; size += 4) {
         pyl_store_params * const part = (pyl_store_params *)malloc(size);
@@ -1017,7 +1017,7 @@ static void test_struct_sizes(const pyl_model * model) {
         free(part);
     }
     pyl_model_params mp;
-    pyl_model_params_init(&mp);
+    pyl_model_params_init(&mp, sizeof mp);
     for (uint32_t size = 4; size <= sizeof mp; size += 4) {
         pyl_model_params * const part = (pyl_model_params *)malloc(size);
         memcpy(part, &mp, size);
@@ -1031,7 +1031,7 @@ static void test_struct_sizes(const pyl_model * model) {
         free(part);
     }
     pyl_embedder_params ep;
-    pyl_embedder_params_init(&ep);
+    pyl_embedder_params_init(&ep, sizeof ep);
     ep.n_ctx = 77, ep.pooling = PYL_POOLING_LAST;
     for (uint32_t size = 4; size <= sizeof ep; size += 4) {
         pyl_embedder_params * const part = (pyl_embedder_params *)malloc(size);
@@ -1136,7 +1136,7 @@ static void test_errors(const pyl_model * model) {
         IS(intact ? PYL_STATE_UNCHANGED : PYL_STATE_POISONED, e->state);
         IS(!intact, describe(s, x).is_poisoned);
         pyl_sampling sampling;
-        pyl_sampling_init(&sampling);
+        pyl_sampling_init(&sampling, sizeof sampling);
         IS(intact ? PYL_OK : PYL_E_POISONED, pyl_commit_n(s, &x, &token, 1));
         IS(intact ? PYL_OK : PYL_E_POISONED, pyl_branch_set_sampling(s, x, &sampling));
         pyl_logits_view view;
@@ -1247,15 +1247,15 @@ static void test_measures(const pyl_model * model) {
 
 static void test_embedder(const pyl_model * model) {
     pyl_embedder_params p;
-    pyl_embedder_params_init(NULL);
-    pyl_embedder_params_init(&p);
+    pyl_embedder_params_init(NULL, sizeof(pyl_embedder_params));
+    pyl_embedder_params_init(&p, sizeof p);
     CHECK(p.struct_size == sizeof p && p.n_ctx == 0 && p.n_threads == 0 && p.pooling == PYL_POOLING_MODEL && p.flash_attn == PYL_FLASH_ATTN_AUTO);
     pyl_embedder * e = NULL;
     INVALID(pyl_embedder_open(NULL, model, &p));
     CLOSED(pyl_embedder_open(&e, NULL, &p));
 #define NO_EMBEDDER(...)                              \
     do {                                              \
-        pyl_embedder_params_init(&p);                 \
+        pyl_embedder_params_init(&p, sizeof p);                 \
         __VA_ARGS__;                                  \
         INVALID(pyl_embedder_open(&e, model, &p));    \
     } while (0)
@@ -1273,7 +1273,7 @@ static void test_embedder(const pyl_model * model) {
     INVALID(pyl_embedder_open(&e, bare, NULL)); /* there is no context to take */
     OK(pyl_model_free(bare));
     pyl_model_params mp;
-    pyl_model_params_init(&mp);
+    pyl_model_params_init(&mp, sizeof mp);
     mp.vocab_only = 1;
     OK(pyl_model_open(&bare, "stub:", 5, &mp));
     IS(PYL_E_UNSUPPORTED, pyl_embedder_open(&e, bare, NULL));
@@ -1336,8 +1336,8 @@ static void * decode_for_long(void * unused) {
 /* Projectors, parts and prompts. */
 static void test_prompts(const pyl_model * model) {
     pyl_projector_params pp;
-    pyl_projector_params_init(NULL);
-    pyl_projector_params_init(&pp);
+    pyl_projector_params_init(NULL, sizeof(pyl_projector_params));
+    pyl_projector_params_init(&pp, sizeof pp);
     IS(sizeof pp, pp.struct_size);
     pyl_projector * projector = NULL;
     INVALID(pyl_projector_open(NULL, model, "stub:", 5, &pp));
@@ -1347,7 +1347,7 @@ static void test_prompts(const pyl_model * model) {
     INVALID(pyl_projector_open(&projector, model, "st\0ub", 5, &pp));
     IS(PYL_E_PROJECTOR, pyl_projector_open(&projector, model, "stub", 4, &pp));
 #define WRONG_PARAMS(field, value)                                  \
-    pyl_projector_params_init(&pp);                                 \
+    pyl_projector_params_init(&pp, sizeof pp);                                 \
     pp.field = value;                                               \
     INVALID(pyl_projector_open(&projector, model, "stub:", 5, &pp))
     WRONG_PARAMS(struct_size, 0);
@@ -1502,7 +1502,7 @@ static void test_prompts(const pyl_model * model) {
 static void test_busy(void) {
     pyl_model * slow = open_model("stub:spin_us=2000;n_ctx_train=100000");
     pyl_store_params p;
-    pyl_store_params_init(&p);
+    pyl_store_params_init(&p, sizeof p);
     p.n_ctx = 5100, p.n_batch = 8, p.n_threads = 1;
     OK(pyl_store_open(&busy_store, slow, &p));
     const pyl_branch b = busy_branch = new_branch(busy_store);
@@ -1564,7 +1564,7 @@ int main(void) {
     test_busy();
     OK(pyl_model_free(model));
     test_handles_after_free();
-    pyl_model_params_init(NULL);
+    pyl_model_params_init(NULL, sizeof(pyl_model_params));
     check_nothing_alive(__LINE__);
     printf("test_abi: %d checks, %d failed\n", n_done, n_failed);
     return n_failed ? 1 : 0;

@@ -31,7 +31,7 @@ std::string endless() { return is_real() ? R"(root ::= "a" root)" : "root ::= \"
 
 pyl_model * open_model(const std::string & path, int32_t vocab_only = 0) {
     pyl_model_params p;
-    pyl_model_params_init(&p);
+    pyl_model_params_init(&p, sizeof p);
     p.vocab_only = vocab_only;
     pyl_model * out = nullptr;
     CHECK_EQ(pyl_model_open(&out, path.data(), path.size(), &p), PYL_OK);
@@ -49,7 +49,7 @@ struct Model {
 
 pyl_store * open_store(const pyl_model * model, uint32_t n_ctx, uint32_t n_batch, uint32_t n_branches) {
     pyl_store_params p;
-    pyl_store_params_init(&p);
+    pyl_store_params_init(&p, sizeof p);
     p.n_ctx = n_ctx, p.n_batch = n_batch, p.n_branches = n_branches, p.n_threads = n_threads_of_a_store;
     pyl_store * out = nullptr;
     CHECK_EQ(pyl_store_open(&out, model, &p), PYL_OK);
@@ -58,7 +58,7 @@ pyl_store * open_store(const pyl_model * model, uint32_t n_ctx, uint32_t n_batch
 
 pyl_sampling seeded(uint64_t seed) {
     pyl_sampling s;
-    pyl_sampling_init(&s);
+    pyl_sampling_init(&s, sizeof s);
     s.seed_mode = PYL_SEED_SET, s.seed = seed;
     return s;
 }
@@ -340,7 +340,7 @@ void test_registry() {
         for (size_t round = 0; round < n_rounds; round++) {
             pyl_model * model = open_model(path_of("n_vocab=270"), t % 2);
             pyl_store_params p;
-            pyl_store_params_init(&p);
+            pyl_store_params_init(&p, sizeof p);
             p.n_ctx = 256, p.n_threads = n_threads_of_a_store;
             pyl_store * store = nullptr;
             CHECK_EQ(pyl_store_open(&store, model, &p), t % 2 ? PYL_E_UNSUPPORTED : PYL_OK);

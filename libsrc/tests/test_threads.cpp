@@ -26,7 +26,7 @@ struct Model {
 
 pyl_store * open_store(const Model & model, uint32_t n_ctx, uint32_t n_batch, uint32_t n_branches) {
     pyl_store_params p;
-    pyl_store_params_init(&p);
+    pyl_store_params_init(&p, sizeof p);
     p.n_ctx = n_ctx, p.n_batch = n_batch, p.n_branches = n_branches, p.n_threads = 1;
     pyl_store * out = nullptr;
     CHECK_EQ(pyl_store_open(&out, model.handle, &p), PYL_OK);
@@ -40,7 +40,7 @@ int32_t set_gbnf(pyl_store * store, pyl_branch branch, const char * text, size_t
 
 pyl_branch create(pyl_store * store, uint64_t seed = 1) {
     pyl_sampling s;
-    pyl_sampling_init(&s);
+    pyl_sampling_init(&s, sizeof s);
     s.seed_mode = PYL_SEED_SET, s.seed = seed;
     pyl_branch out = 0;
     CHECK_EQ(pyl_branch_create(store, &out, 0, &s, nullptr), PYL_OK);

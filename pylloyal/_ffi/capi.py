@@ -505,7 +505,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_log_drain", c_int32, [POINTER(pyl_text_p), POINTER(c_uint64)], True),  # int32_t pyl_log_drain(pyl_text ** out, uint64_t * dropped);
     ("pyl_log_level", c_int32, [c_int32], True),  # int32_t pyl_log_level(int32_t level);
     ("pyl_live_objects", c_int32, [POINTER(pyl_live)], True),  # int32_t pyl_live_objects(pyl_live * out);
-    ("pyl_model_params_init", None, [POINTER(pyl_model_params)], False),  # void pyl_model_params_init(pyl_model_params * params);
+    ("pyl_model_params_init", None, [POINTER(pyl_model_params), c_uint32], False),  # void pyl_model_params_init(pyl_model_params * params, uint32_t struct_size);
     ("pyl_model_open", c_int32, [POINTER(pyl_model_p), c_char_p, c_size_t, POINTER(pyl_model_params)], True),  # int32_t pyl_model_open(pyl_model ** out, const char * path, size_t n_path, const pyl_model_params * params);
     ("pyl_model_free", c_int32, [pyl_model_p], True),  # int32_t pyl_model_free(pyl_model * model);
     ("pyl_model_describe", c_int32, [pyl_model_p, POINTER(pyl_model_info)], True),  # int32_t pyl_model_describe(const pyl_model * model, pyl_model_info * out);
@@ -517,7 +517,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_chat_parse", c_int32, [c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_chat_parse(const char * request, size_t n_request, pyl_text ** out);
     ("pyl_schema_to_gbnf", c_int32, [c_char_p, c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_schema_to_gbnf(const char * schema, size_t n_schema, pyl_text ** out);
     ("pyl_grammar_match", c_int32, [pyl_model_p, c_char_p, c_size_t, c_char_p, c_char_p, c_size_t, POINTER(c_size_t), POINTER(c_int32)], True),  # int32_t pyl_grammar_match(const pyl_model * model, const char * gbnf, size_t n_gbnf, const char * root, const char * text, size_t n_text, size_t * n_matched_bytes, int32_t * is_complete);
-    ("pyl_store_params_init", None, [POINTER(pyl_store_params)], False),  # void pyl_store_params_init(pyl_store_params * params);
+    ("pyl_store_params_init", None, [POINTER(pyl_store_params), c_uint32], False),  # void pyl_store_params_init(pyl_store_params * params, uint32_t struct_size);
     ("pyl_store_open", c_int32, [POINTER(pyl_store_p), pyl_model_p, POINTER(pyl_store_params)], True),  # int32_t pyl_store_open(pyl_store ** out, const pyl_model * model, const pyl_store_params * params);
     ("pyl_store_free", c_int32, [pyl_store_p], True),  # int32_t pyl_store_free(pyl_store * store);
     ("pyl_store_drain", c_int32, [pyl_store_p], True),  # int32_t pyl_store_drain(pyl_store * store);
@@ -525,7 +525,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_store_pressure", c_int32, [pyl_store_p, POINTER(pyl_pressure)], True),  # int32_t pyl_store_pressure(const pyl_store * store, pyl_pressure * out);
     ("pyl_store_memory", c_int32, [pyl_store_p, POINTER(pyl_text_p)], True),  # int32_t pyl_store_memory(pyl_store * store, pyl_text ** out);
     ("pyl_dry_run", c_int32, [POINTER(pyl_text_p), c_char_p, c_size_t, POINTER(pyl_model_params), POINTER(pyl_store_params)], True),  # int32_t pyl_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_model_params * model_params, const pyl_store_params * store_params);
-    ("pyl_sampling_init", None, [POINTER(pyl_sampling)], False),  # void pyl_sampling_init(pyl_sampling * sampling);
+    ("pyl_sampling_init", None, [POINTER(pyl_sampling), c_uint32], False),  # void pyl_sampling_init(pyl_sampling * sampling, uint32_t struct_size);
     ("pyl_branch_set_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling);
     ("pyl_branch_get_sampling", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_sampling)], True),  # int32_t pyl_branch_get_sampling(pyl_store * store, pyl_branch branch, pyl_sampling * out);
     ("pyl_branch_set_grammar", c_int32, [pyl_store_p, c_uint64, POINTER(pyl_grammar)], True),  # int32_t pyl_branch_set_grammar(pyl_store * store, pyl_branch branch, const pyl_grammar * grammar);
@@ -557,7 +557,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_branch_save", c_int32, [pyl_store_p, c_uint64, c_uint32, POINTER(pyl_text_p)], True),  # int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
     ("pyl_branch_load", c_int32, [pyl_store_p, POINTER(c_uint64), POINTER(c_uint8), c_size_t], True),  # int32_t pyl_branch_load(pyl_store * store, pyl_branch * out, const uint8_t * data, size_t n_data);
     ("pyl_saved_describe", c_int32, [POINTER(c_uint8), c_size_t, POINTER(pyl_text_p)], True),  # int32_t pyl_saved_describe(const uint8_t * data, size_t n_data, pyl_text ** out);
-    ("pyl_projector_params_init", None, [POINTER(pyl_projector_params)], False),  # void pyl_projector_params_init(pyl_projector_params * params);
+    ("pyl_projector_params_init", None, [POINTER(pyl_projector_params), c_uint32], False),  # void pyl_projector_params_init(pyl_projector_params * params, uint32_t struct_size);
     ("pyl_projector_open", c_int32, [POINTER(pyl_projector_p), pyl_model_p, c_char_p, c_size_t, POINTER(pyl_projector_params)], True),  # int32_t pyl_projector_open(pyl_projector ** out, const pyl_model * model, const char * path, size_t n_path, const pyl_projector_params * params);
     ("pyl_projector_dry_run", c_int32, [POINTER(pyl_text_p), c_char_p, c_size_t, POINTER(pyl_projector_params), c_uint32, c_uint32, c_uint32], True),  # int32_t pyl_projector_dry_run(pyl_text ** out, const char * path, size_t n_path, const pyl_projector_params * params, uint32_t width, uint32_t height, uint32_t n_frames);
     ("pyl_projector_free", c_int32, [pyl_projector_p], True),  # int32_t pyl_projector_free(pyl_projector * projector);
@@ -567,7 +567,7 @@ PROTOTYPES: Final[list[tuple[str, Any, list[Any], bool]]] = [
     ("pyl_prompt_quote", c_int32, [pyl_prompt_p, POINTER(pyl_quote)], True),  # int32_t pyl_prompt_quote(const pyl_prompt * prompt, pyl_quote * out);
     ("pyl_prompt_segments", c_int32, [pyl_prompt_p, POINTER(pyl_text_p)], True),  # int32_t pyl_prompt_segments(const pyl_prompt * prompt, pyl_text ** out);
     ("pyl_decode_prompts_n", c_int32, [pyl_store_p, POINTER(pyl_item), c_size_t], True),  # int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items);
-    ("pyl_embedder_params_init", None, [POINTER(pyl_embedder_params)], False),  # void pyl_embedder_params_init(pyl_embedder_params * params);
+    ("pyl_embedder_params_init", None, [POINTER(pyl_embedder_params), c_uint32], False),  # void pyl_embedder_params_init(pyl_embedder_params * params, uint32_t struct_size);
     ("pyl_embedder_open", c_int32, [POINTER(pyl_embedder_p), pyl_model_p, POINTER(pyl_embedder_params)], True),  # int32_t pyl_embedder_open(pyl_embedder ** out, const pyl_model * model, const pyl_embedder_params * params);
     ("pyl_embedder_free", c_int32, [pyl_embedder_p], True),  # int32_t pyl_embedder_free(pyl_embedder * embedder);
     ("pyl_embedder_describe", c_int32, [pyl_embedder_p, POINTER(pyl_embedder_info)], True),  # int32_t pyl_embedder_describe(const pyl_embedder * embedder, pyl_embedder_info * out);

@@ -33,7 +33,7 @@ def model_params(*, gpu_layers: int, mmap: bool, vocab_only: bool = False) -> An
 def store_params(*, n_ctx: int | None, n_branches: int, n_batch: int | None, n_ubatch: int | None, n_threads: int | None, flash_attn: bool | None, type_k: str, type_v: str, swa_full: bool,
                  deterministic: bool, n_rs_seq: int, n_outputs: int | None, kv_unified: bool, offload_kqv: bool, op_offload: bool) -> Any:
     params = new(capi.pyl_store_params)
-    library().pyl_store_params_init(ref(params))
+    library().pyl_store_params_init(ref(params), params.struct_size)
     for name, value in (("n_ctx", n_ctx), ("n_branches", n_branches), ("n_batch", n_batch), ("n_ubatch", n_ubatch), ("n_threads", n_threads), ("n_outputs", n_outputs)):
         if value is not None:
             setattr(params, name, positive(name, value))

@@ -224,7 +224,7 @@ class Fuzz:
         model, store = (capi.pyl_model_p * 1)(), (capi.pyl_store_p * 1)()
         assert self.call("pyl_model_open", model, self.path, len(self.path), None) == 0
         params = (capi.pyl_store_params * 1)()
-        self.lib.pyl_store_params_init(params)
+        self.lib.pyl_store_params_init(params, ctypes.sizeof(capi.pyl_store_params))
         params[0].n_ctx, params[0].n_branches, params[0].n_batch, params[0].n_threads = 512, 8, 32, 1
         assert self.call("pyl_dry_run", (capi.pyl_text_p * 1)(), self.path, len(self.path), None, params) == 0
         assert self.call("pyl_projector_dry_run", (capi.pyl_text_p * 1)(), b"stub:", 5, None, 0, 0, 1) == 0

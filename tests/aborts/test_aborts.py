@@ -128,7 +128,7 @@ def test_room_for_fewer_outputs_than_branches(child: Child) -> None:
     assert child("""
         def open_raw(**fields):
             params = new(capi.pyl_store_params)
-            lib.pyl_store_params_init(ref(params))
+            lib.pyl_store_params_init(ref(params), params.struct_size)
             for name, value in {"n_ctx": 256, "n_threads": 1, **fields}.items():
                 setattr(params, name, value)
             lib.pyl_store_open(ref(capi.pyl_store_p()), model._ptr(), ref(params))
@@ -259,7 +259,7 @@ def test_handles_that_name_no_sequence(child: Child, model: str) -> None:
         hostile = [0, 1, 2**33, gone._handle, h + 2**32, h - 2**32, h + 3, h + 4, h + 256, h | 0xFFFFFFFF, 0xFFFFFFFF, 2**63, 2**64 - 1, 2**64 - h]
         s, out, room = store._ptr(), u64_room(4), i32_room(4)
         struct = {name: new(getattr(capi, name)) for name in ("pyl_sampling", "pyl_branch_info", "pyl_logits_view", "pyl_distribution")}
-        lib.pyl_sampling_init(ref(struct["pyl_sampling"]))
+        lib.pyl_sampling_init(ref(struct["pyl_sampling"]), struct["pyl_sampling"].struct_size)
         row = (ctypes.c_float * 1)()
         for bad in hostile:
             one = u64_array([bad])

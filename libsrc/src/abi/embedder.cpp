@@ -17,8 +17,8 @@ size_t live_embedders() { return embedders().size(); }
 
 using namespace pyl;
 
-void pyl_embedder_params_init(pyl_embedder_params * params) {
-    if (params) *params = {sizeof(pyl_embedder_params), 0, 0, PYL_POOLING_MODEL, PYL_FLASH_ATTN_AUTO};
+void pyl_embedder_params_init(pyl_embedder_params * params, uint32_t struct_size) {
+    init_struct(params, struct_size, {sizeof(pyl_embedder_params), 0, 0, PYL_POOLING_MODEL, PYL_FLASH_ATTN_AUTO});
 }
 
 int32_t pyl_embedder_open(pyl_embedder ** out, const pyl_model * model, const pyl_embedder_params * params) {
@@ -26,7 +26,7 @@ int32_t pyl_embedder_open(pyl_embedder ** out, const pyl_model * model, const py
         need(out != nullptr, "out is NULL");
         const auto found = model_of(model);
         pyl_embedder_params p;
-        pyl_embedder_params_init(&p);
+        pyl_embedder_params_init(&p, sizeof p);
         if (params) p = read_struct(params, p);
         const auto trained = static_cast<uint32_t>(std::max(0, found->info().n_ctx_train));
         EmbedderParams e{p.n_ctx ? p.n_ctx : std::min(trained, 512u), p.n_threads ? p.n_threads : usable_cores(), p.pooling, p.flash_attn};

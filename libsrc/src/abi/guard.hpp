@@ -1,10 +1,13 @@
 // The one exception barrier: every exported function that can fail runs its body through guarded().
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
+#include <cstring>
 #include <new>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,23 +47,92 @@ inline void need(bool ok, const char * message) {
 // Structs are read and written only as far as the caller's struct_size says, so older callers keep working.
 // What an older caller does not know keeps its default.
 template <typename T>
-T read_struct(const T * given, T out) {
+uint32_t known_size(const T * given) {
     need(given != nullptr, "a struct pointer is NULL");
-    need(given->struct_size >= sizeof(uint32_t) && given->struct_size <= sizeof(T), "struct_size is not set, or larger than this library knows");
+    const uint32_t size = given->struct_size;
+    if (size < sizeof(uint32_t) || size > sizeof(T)) throw Error(PYL_E_INVALID, "struct_size is not set, or larger than this library knows: it is older than the header of its caller").numbers(size, sizeof(T));
+    return size;
+}
+
+template <typename T>
+T read_struct(const T * given, T out) {
+    const uint32_t size = known_size(given);
     const auto * from = reinterpret_cast<const char *>(given);
-    std::copy(from, from + given->struct_size, reinterpret_cast<char *>(&out));
+    std::copy(from, from + size, reinterpret_cast<char *>(&out));
     return out;
 }
 
 template <typename T>
 void write_struct(T * out, T value) {
-    need(out != nullptr, "a struct pointer is NULL");
-    const uint32_t size = out->struct_size;
-    need(size >= sizeof(uint32_t) && size <= sizeof(T), "struct_size is not set, or larger than this library knows");
+    const uint32_t size = known_size(out);
     value.struct_size = size;
+#if defined(__has_builtin)
+#  if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(&value);  // the gaps between fields are copied too, and would be whatever lay on the stack
+#  endif
+#endif
     const auto * from = reinterpret_cast<const char *>(&value);
     std::copy(from, from + size, reinterpret_cast<char *>(out));
 }
+
+// The defaults, as far as a caller with structs of `size` has room for them. A size that is too large is refused where the struct is used.
+template <typename T>
+void init_struct(T * out, uint32_t size, T defaults) noexcept {
+    if (!out || size < sizeof(uint32_t)) return;
+    defaults.struct_size = size;
+    std::memcpy(static_cast<void *>(out), &defaults, std::min<size_t>(size, sizeof(T)));
+}
+
+// Structs one after another. All have one struct_size, and that is how far apart they lie: an older caller's are copied to where
+// this library reads them, and what was made of them is copied back, whether the call succeeds or not.
+template <typename T>
+class Structs {
+  public:
+    // An error tells the index of the struct, counted from first_index.
+    Structs(T * given, size_t n, size_t first_index = 0) : given_(reinterpret_cast<Byte *>(given)), first_index_(first_index) {
+        need(given != nullptr || n == 0, "an array is NULL");
+        size_ = n ? size_at(0, sizeof(uint32_t)) : sizeof(T);
+        for (size_t i = 1; i < n; i++) {
+            if (size_at(i, size_) != size_) throw Error(PYL_E_INVALID, "struct_size differs from that of the first of the array").at(first_index_ + i);
+        }
+        if (size_ == sizeof(T)) {
+            items_ = {given, n};
+            return;
+        }
+        own_.resize(n);
+        for (size_t i = 0; i < n; i++) std::memcpy(static_cast<void *>(&own_[i]), given_ + i * size_, size_);
+        items_ = own_;
+    }
+    ~Structs() {
+        if constexpr (!std::is_const_v<T>) {
+            for (size_t i = 0; i < own_.size(); i++) std::memcpy(given_ + i * size_, &own_[i], size_);
+        }
+    }
+    Structs(const Structs &) = delete;
+    Structs & operator=(const Structs &) = delete;
+
+    std::span<T> items() const { return items_; }
+
+  private:
+    using Plain = std::remove_const_t<T>;
+    using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+
+    uint32_t size_at(size_t i, uint32_t stride) const {
+        uint32_t size;
+        std::memcpy(&size, given_ + i * stride, sizeof size);
+        // Multiples of four alone, as compilers make them: the next struct_size is read there.
+        if (size < sizeof(uint32_t) || size > sizeof(T) || size % sizeof(uint32_t)) {
+            throw Error(PYL_E_INVALID, "struct_size is not set, or larger than this library knows: it is older than the header of its caller").numbers(size, sizeof(T)).at(first_index_ + i);
+        }
+        return size;
+    }
+
+    Byte * given_;
+    size_t first_index_;
+    uint32_t size_;
+    std::vector<Plain> own_;
+    std::span<T> items_;
+};
 
 template <typename T>
 std::span<T> span_of(T * data, size_t n) {

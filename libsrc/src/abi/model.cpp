@@ -42,7 +42,7 @@ std::string path_text(const char * path, size_t n) {
 
 ModelParams model_params_of(const pyl_model_params * given) {
     pyl_model_params p;
-    pyl_model_params_init(&p);
+    pyl_model_params_init(&p, sizeof p);
     if (given) p = read_struct(given, p);
     return {p.n_gpu_layers, p.use_mmap != 0, p.vocab_only != 0};
 }
@@ -56,8 +56,8 @@ static std::string_view text_of(const char * text, size_t n) {
 
 using namespace pyl;
 
-void pyl_model_params_init(pyl_model_params * params) {
-    if (params) *params = {sizeof(pyl_model_params), 0, 1, 0};
+void pyl_model_params_init(pyl_model_params * params, uint32_t struct_size) {
+    init_struct(params, struct_size, {sizeof(pyl_model_params), 0, 1, 0});
 }
 
 int32_t pyl_model_open(pyl_model ** out, const char * path, size_t n_path, const pyl_model_params * params) {

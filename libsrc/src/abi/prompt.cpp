@@ -26,7 +26,6 @@ static Part part_of(const pyl_part & given, size_t index) {
     const auto invalid = [&](bool ok, const char * what) {
         if (!ok) throw Error(PYL_E_INVALID, what).at(index);
     };
-    invalid(given.struct_size == sizeof(pyl_part), "pyl_part.struct_size is not set");
     Part out;
     out.kind = given.kind;
     out.n = given.n;
@@ -78,13 +77,13 @@ static Part part_of(const pyl_part & given, size_t index) {
 
 using namespace pyl;
 
-void pyl_projector_params_init(pyl_projector_params * params) {
-    if (params) *params = {sizeof(pyl_projector_params), 0, 0, PYL_FLASH_ATTN_AUTO, 0, 0, 0};
+void pyl_projector_params_init(pyl_projector_params * params, uint32_t struct_size) {
+    init_struct(params, struct_size, {sizeof(pyl_projector_params), 0, 0, PYL_FLASH_ATTN_AUTO, 0, 0, 0});
 }
 
 static ProjectorParams projector_params_of(const pyl_projector_params * given) {
     pyl_projector_params p;
-    pyl_projector_params_init(&p);
+    pyl_projector_params_init(&p, sizeof p);
     if (given) p = read_struct(given, p);
     need(p.n_threads <= 512, "n_threads must be at most 512");
     need(p.flash_attn >= PYL_FLASH_ATTN_AUTO && p.flash_attn <= PYL_FLASH_ATTN_OFF, "flash_attn is none of PYL_FLASH_ATTN_*");
@@ -124,7 +123,8 @@ int32_t pyl_prompt_make(pyl_prompt ** out, const pyl_model * model, const pyl_pr
         const auto found = model_of(model);
         const auto encoder = projector ? projectors().find(projector) : nullptr;
         std::vector<Part> own;
-        for (const pyl_part & part : span_of(parts, n_parts)) own.push_back(part_of(part, own.size()));
+        const Structs<const pyl_part> given(parts, n_parts);
+        for (const pyl_part & part : given.items()) own.push_back(part_of(part, own.size()));
         *out = prompts().add(make_prompt(found, encoder, std::move(own), (flags & PYL_TOKENIZE_ADD_SPECIAL) != 0));
     });
 }

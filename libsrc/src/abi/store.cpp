@@ -66,13 +66,13 @@ static ContextParams context_params_of(const pyl_store_params & p, const pyl_mod
 
 using namespace pyl;
 
-void pyl_store_params_init(pyl_store_params * params) {
-    if (params) *params = {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1, 0, 0, 0, 0, 1, 1, 1};
+void pyl_store_params_init(pyl_store_params * params, uint32_t struct_size) {
+    init_struct(params, struct_size, {sizeof(pyl_store_params), 0, 0, 0, 0, PYL_FLASH_ATTN_AUTO, PYL_KV_F16, PYL_KV_F16, 1, 0, 0, 0, 0, 1, 1, 1});
 }
 
 static pyl_store_params store_params_of(const pyl_store_params * given) {
     pyl_store_params p;
-    pyl_store_params_init(&p);
+    pyl_store_params_init(&p, sizeof p);
     return given ? read_struct(given, p) : p;
 }
 
@@ -124,15 +124,15 @@ uint64_t pyl_store_epoch(const pyl_store * store) {
     return epoch;
 }
 
-void pyl_sampling_init(pyl_sampling * sampling) {
+void pyl_sampling_init(pyl_sampling * sampling, uint32_t struct_size) {
     const SamplingParams d;
-    if (sampling) *sampling = {sizeof(pyl_sampling), d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p, d.penalty_repeat, d.penalty_frequency, d.penalty_presence, d.penalty_last_n, PYL_SEED_KEEP, 0, d.ignore_eog};
+    init_struct(sampling, struct_size, {sizeof(pyl_sampling), d.temperature, d.top_k, d.top_p, d.min_p, d.typical_p, d.penalty_repeat, d.penalty_frequency, d.penalty_presence, d.penalty_last_n, PYL_SEED_KEEP, 0, d.ignore_eog});
 }
 
 int32_t pyl_branch_set_sampling(pyl_store * store, pyl_branch branch, const pyl_sampling * sampling) {
     return in_store(store, [&](Store & s) {
         pyl_sampling defaults;
-        pyl_sampling_init(&defaults);
+        pyl_sampling_init(&defaults, sizeof defaults);
         const pyl_sampling given = read_struct(sampling, defaults);
         const SamplingParams params = sampling_of(given);
         Sampler & sampler = s.get_healthy(branch).sampler;
@@ -169,7 +169,7 @@ int32_t pyl_branch_create(pyl_store * store, pyl_branch * out, int32_t start_pos
     return in_store(store, [&](Store & s) {
         need(out != nullptr, "out is NULL");
         pyl_sampling given;
-        pyl_sampling_init(&given);
+        pyl_sampling_init(&given, sizeof given);
         if (sampling) given = read_struct(sampling, given);
         const SamplingParams params = sampling_of(given);
         *out = s.create(start_pos, params, given.seed_mode == PYL_SEED_KEEP ? random_seed() : given.seed, grammar_of(grammar));
@@ -299,18 +299,15 @@ int32_t pyl_branch_list(pyl_store * store, pyl_branch children_of, pyl_branch * 
     });
 }
 
-static std::span<pyl_run> runs_of(pyl_run * runs, size_t n_runs) {
-    const auto all = span_of(runs, n_runs);
-    for (const pyl_run & run : all) {
-        need(run.struct_size == sizeof(pyl_run), "pyl_run.struct_size is not set");
-        need(run.tokens != nullptr || run.n_tokens == 0, "a run has no tokens");
-    }
-    return all;
+static std::span<pyl_run> with_tokens(std::span<pyl_run> runs) {
+    for (const pyl_run & run : runs) need(run.tokens != nullptr || run.n_tokens == 0, "a run has no tokens");
+    return runs;
 }
 
 int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t max_dispatches, uint32_t * n_dispatches) {
     return in_store(store, [&](Store & s) {
-        const auto all = runs_of(runs, n_runs);
+        const Structs<pyl_run> given(runs, n_runs);
+        const auto all = with_tokens(given.items());
         uint32_t ignored = 0;
         s.prefill(all, max_dispatches, n_dispatches ? *n_dispatches : ignored);
     });
@@ -318,10 +315,10 @@ int32_t pyl_prefill_n(pyl_store * store, pyl_run * runs, size_t n_runs, uint32_t
 
 int32_t pyl_decode_prompts_n(pyl_store * store, pyl_item * items, size_t n_items) {
     return in_store(store, [&](Store & s) {
-        const auto all = span_of(items, n_items);
+        const Structs<pyl_item> given(items, n_items);
+        const auto all = given.items();
         std::vector<PromptItem> work;
         for (pyl_item & item : all) {
-            need(item.struct_size == sizeof(pyl_item), "pyl_item.struct_size is not set");
             work.push_back({item.branch, prompt_of(item.prompt), 0, 0, std::nullopt});
         }
         s.decode_prompts(work);
@@ -363,12 +360,18 @@ int32_t pyl_commit_n(pyl_store * store, const pyl_branch * branches, const int32
 
 int32_t pyl_tick_n(pyl_store * store, pyl_tick * tick, pyl_lane * lanes, size_t n_lanes, int32_t * tokens) {
     return in_store(store, [&](Store & s) {
-        need(tick != nullptr && tick->struct_size == sizeof(pyl_tick), "pyl_tick.struct_size is not set");
-        need(tick->stop_tokens != nullptr || tick->n_stop_tokens == 0, "stop_tokens is NULL");
-        runs_of(tick->runs, tick->n_runs);
-        const auto all = span_of(lanes, n_lanes);
-        for (const pyl_lane & lane : all) need(lane.struct_size == sizeof(pyl_lane), "pyl_lane.struct_size is not set");
-        s.tick(*tick, all, span_of(tokens, n_lanes).data());
+        const Structs<pyl_tick> ticks(tick, 1);
+        const Structs<pyl_lane> given(lanes, n_lanes);
+        pyl_tick & t = ticks.items().front();
+        need(t.stop_tokens != nullptr || t.n_stop_tokens == 0, "stop_tokens is NULL");
+        const Structs<pyl_run> runs(t.runs, t.n_runs, n_lanes);
+        const struct Lent {  // the runs where the kernel reads them; the caller's pointer comes back whatever happens
+            pyl_tick & tick;
+            pyl_run * const was = tick.runs;
+            ~Lent() { tick.runs = was; }
+        } lent{t};
+        t.runs = with_tokens(runs.items()).data();
+        s.tick(t, given.items(), span_of(tokens, n_lanes).data());
     });
 }
 

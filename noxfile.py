@@ -144,6 +144,15 @@ def wheel(session: nox.Session) -> None:
 
 
 @nox.session
+def consumers(session: nox.Session) -> None:
+    """The install tree and the programs of libsrc/examples that use it, in C, C++, Node, Rust and Python: they must print the same tokens.
+    `-- c rust` builds these alone. Node needs npm (it fetches koffi), Rust cargo."""
+    python = python_of(session)
+    session.run(python, "tools/build_lib.py", external=True)
+    session.run(python, "tools/consumers.py", *session.posargs, external=True)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff, the generated files and the promise of the ABI against the header, and no stray addresses or paths in the repository."""
     python = python_of(session)

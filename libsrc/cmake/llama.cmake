@@ -98,6 +98,7 @@ add_library(pyl_llama_headers INTERFACE)
 target_include_directories(pyl_llama_headers SYSTEM INTERFACE "${_home}/source/include" "${_home}/source/ggml/include" "${_home}/source/ggml/src" "${_home}/source/src"
                            "${_home}/source/common" "${_home}/source/vendor" "${_home}/source/tools/mtmd")
 file(GLOB _archives "${_home}/lib/*.a" "${_home}/lib/*.lib")
+set(PYL_LLAMA_ARCHIVES ${_archives})  # cmake/sdk.cmake merges them
 add_library(pyl_llama_archives INTERFACE)
 if(APPLE OR MSVC)
   target_link_libraries(pyl_llama_archives INTERFACE ${_archives})

@@ -19,6 +19,7 @@ from .interrupts import Interrupts
 COMMANDS = {
     "ask": "ask one document many questions, read once and answered side by side",
     "bench": "what this library costs on this machine, beside the raw engine",
+    "config": "what a compiler is told, for programs in other languages",
     "demo": "one picture and one clip, encoded once and questioned by many forks",
     "info": "what the native library is, and the devices it can use",
     "media": "pictures and clips as a model would be shown them",
@@ -51,7 +52,7 @@ def run(argv: Sequence[str] | None, interrupts: Interrupts) -> int:
 def _run(words: Sequence[str], interrupts: Interrupts) -> int:
     names = argparse.ArgumentParser(
         prog="pylloyal", usage="pylloyal [-h] command ...", description="The working memory of a local language model, as a tree of branches.",
-        epilog="commands:\n" + "\n".join(f"  {name:<6}{text}" for name, text in COMMANDS.items()) + "\n\n`pylloyal <command> --help` tells more about one.",
+        epilog="commands:\n" + "\n".join(f"  {name:<8}{text}" for name, text in COMMANDS.items()) + "\n\n`pylloyal <command> --help` tells more about one.",
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     names.add_argument("command", choices=COMMANDS, help=argparse.SUPPRESS)
     name = names.parse_args(words[:1]).command

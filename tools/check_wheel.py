@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         names = zipfile.ZipFile(wheel).namelist()
         libraries = [n for n in names if n.endswith((".so", ".dylib", ".dll"))]
         holds = {"one library": len(libraries) == 1, "the licence": any(n.endswith("licenses/LICENSE") for n in names),
-                 "the notices": any(n.endswith("THIRD_PARTY_NOTICES.txt") for n in names), "the header": "pylloyal/include/pylloyal.h" in names,
+                 "the notices": any(n.endswith("THIRD_PARTY_NOTICES.txt") for n in names), "the headers": {"pylloyal/include/pylloyal.h", "pylloyal/include/pylloyal.hpp"} <= set(names),
                  "the demo's model, once": sorted(n for n in names if n.endswith(".gguf")) == ["pylloyal/models/mmproj-tinyvlm-f16.gguf", "pylloyal/models/tinyvlm-f16.gguf"]}
         for what, there in holds.items():
             if not there:
@@ -69,6 +71,7 @@ def main(argv: list[str] | None = None) -> int:
             sys.exit(f"check_wheel: the installed package is not self-contained: {used} {info}")
         check_demo(python, Path(scratch))
         check_plan(python, Path(scratch))
+        check_config(python, Path(scratch))
         # An editable install finds what CMake put elsewhere, although the clone has folders of the same names.
         clone = Path(scratch) / "clone"
         run("git", "clone", "--quiet", str(ROOT), str(clone))
@@ -100,6 +103,21 @@ def check_demo(python: str, folder: Path) -> None:
     told = json.loads(run(*command, cwd=str(folder)))
     if told["encoder_runs"] != 1 or len(told["answers"]) != 6 or any(answer["text"] != answer["expected"] for answer in told["answers"]):
         sys.exit(f"check_wheel: the demo of the installed package is wrong: {told}")
+
+
+def check_config(python: str, folder: Path) -> None:
+    """A C program is built against the installed package with the words it gives, and runs without being told where the library is."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        print("check_wheel: no C compiler here; `pylloyal config` was not tried")
+        return
+    command = str(Path(python).with_name("pylloyal"))
+    words = shlex.split(run(command, "config", "--cflags", "--libs", cwd=str(folder)))
+    models = Path(run(command, "config", "--prefix", cwd=str(folder)).strip()) / "models"
+    run(compiler, str(ROOT / "libsrc" / "examples" / "c" / "consumer.c"), *words, "-o", str(folder / "consumer"))
+    said = run(str(folder / "consumer"), str(models / "tinyvlm-f16.gguf"), str(models / "mmproj-tinyvlm-f16.gguf"), cwd=str(folder))
+    if "where 'top right'" not in said or not said.endswith("left behind: 0\n"):
+        sys.exit(f"check_wheel: the program of the installed package says {said!r}")
 
 
 def check_plan(python: str, folder: Path) -> None:

@@ -43,10 +43,17 @@ def environment() -> Path:
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
     print("preparing .venv (once)", flush=True)
-    for command in ([sys.executable, "-m", "venv", "--clear", str(VENV)],
-                    [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", str(LOCK)]):
-        if subprocess.run(command, check=False).returncode:
-            fail(f"`{' '.join(command)}` failed; it needs the venv module, and pip with a package index it can reach")
+    if subprocess.run([sys.executable, "-m", "venv", "--clear", str(VENV)], check=False).returncode:
+        fail("`python -m venv` failed (above); it needs Python's venv module")
+    # Wheels alone: building a source archive would fetch build tools that no lock names.
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK)]
+    done = subprocess.run(install, check=False, stderr=subprocess.PIPE, text=True)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            fail("a package that the index gave is not the one that requirements/dev.txt pins (above), and nothing was installed. "
+                 "Either the index or a cache on the way is not to be trusted, or the lock is damaged: compare it with the repository's")
+        fail(f"`{' '.join(install)}` failed (above); it needs a package index it can reach")
     stamp.write_text(wanted)
     return python
 

@@ -124,15 +124,10 @@ if(APPLE)
   target_link_libraries(pyl_llama_archives INTERFACE "-framework Accelerate" "-framework Foundation" "-framework Metal" "-framework MetalKit")
 endif()
 
-# Third-party notices travel with the library: written from the licences that lie in the source it was built from.
+# Third-party notices travel with the library: written from the table of what is in it and the licences that lie in the source it was built from.
 set(PYL_NOTICES "${CMAKE_CURRENT_BINARY_DIR}/THIRD_PARTY_NOTICES.txt")
-set(_text "libpylloyal contains code of the following projects.\n")
-foreach(_pair "llama.cpp, ggml and mtmd|LICENSE" "JSON for Modern C++|licenses/LICENSE-jsonhpp" "cpp-httplib|vendor/cpp-httplib/LICENSE")
-  string(REPLACE "|" ";" _pair "${_pair}")
-  list(GET _pair 0 _name)
-  list(GET _pair 1 _file)
-  file(READ "${_home}/source/${_file}" _licence)
-  string(APPEND _text "\n==== ${_name} ====\n\n${_licence}")
-endforeach()
-string(APPEND _text "\n==== stb_image, miniaudio, xxHash and the hash functions beside them ====\n\nIn the public domain, or under the licences their files in the llama.cpp tree (vendor/) state.\n")
-file(WRITE "${PYL_NOTICES}" "${_text}")
+set(PYL_THIRD_PARTY "${_tools}/third_party.py")
+set(PYL_LLAMA_SOURCE "${_home}/source")
+execute_process(COMMAND "${Python3_EXECUTABLE}" "${PYL_THIRD_PARTY}" notices --source "${PYL_LLAMA_SOURCE}" --processor "${CMAKE_SYSTEM_PROCESSOR}" --out "${PYL_NOTICES}"
+                COMMAND_ERROR_IS_FATAL ANY)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${PYL_THIRD_PARTY}" "${CMAKE_CURRENT_SOURCE_DIR}/third_party.toml")

@@ -139,7 +139,7 @@ def models(session: nox.Session) -> None:
 
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the portable wheel, install it into an empty environment, and use it there."""
+    """Build the portable wheel twice, to the same bytes; install, use and uninstall it in empty environments of every Python there is."""
     session.run(python_of(session), "tools/check_wheel.py", *session.posargs, external=True)
 
 
@@ -150,6 +150,9 @@ def consumers(session: nox.Session) -> None:
     python = python_of(session)
     session.run(python, "tools/build_lib.py", external=True)
     session.run(python, "tools/consumers.py", *session.posargs, external=True)
+def sdist(session: nox.Session) -> None:
+    """Install the source archive with pip and the package index alone, use it and uninstall it. Needs the index; a minute."""
+    session.run(python_of(session), "tools/check_wheel.py", "--from-sdist", external=True)
 
 
 @nox.session

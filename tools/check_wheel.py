@@ -262,10 +262,10 @@ def check_editable(tree: Path, scratch: Path, library: str) -> None:
 def check_twice(scratch: Path, out: Path) -> None:
     """The wheel, from the clone and from the source archive; then used by every Python there is."""
     tree = copy_tree(scratch / "a clone")
+    other = Path(shutil.copytree(tree, scratch / "other"))
     wheel = build_wheel(tree, scratch / "first")
     library = check_contents(wheel, [scratch.resolve(), ROOT, cache_dir(), Path.home()])
     check_sbom(wheel, library)
-    other = copy_tree(scratch / "other")
     sdist = build_sdist(tree, scratch / "sdist")
     if sdist.read_bytes() != build_sdist(other, scratch / "sdist-again").read_bytes():
         fail("two source archives of the same files differ")

@@ -206,19 +206,21 @@ def open_container(source: ImageSource) -> Any:
     except ImportError as error:
         raise missing(source, "clips and sound", "PyAV (the package av)", error) from error
     options = {"format_whitelist": ",".join(CONTAINERS)}
+    # Titles in no known encoding are no reason to refuse a clip; from PyAV 19 on they are none anyway, and it cannot be told so.
+    lenient: dict[str, Any] = {"metadata_errors": "replace"} if int(av.__version__.partition(".")[0]) < 19 else {}
     if isinstance(source, bytes | bytearray | memoryview):
-        return av.open(io.BytesIO(source), mode="r", options=options, metadata_errors="replace")
+        return av.open(io.BytesIO(source), mode="r", options=options, **lenient)
     if isinstance(source, str | os.PathLike):
         path = os.fsdecode(source)
         if not os.path.isfile(path):
             raise errors.MediaDecodeError(f"{path}: {'not a file' if os.path.exists(path) else 'no such file'}")
         # "file:" so that a colon in the name makes no address of it
-        return av.open("file:" + path, mode="r", options={**options, "protocol_whitelist": "file"}, metadata_errors="replace")
+        return av.open("file:" + path, mode="r", options={**options, "protocol_whitelist": "file"}, **lenient)
     if not (hasattr(source, "read") and hasattr(source, "seek")):
         raise errors.InvalidArgumentError(f"a clip or a sound is a path, bytes or a file object that can seek; {type(source).__name__} is none of them")
     file: Any = source
     file.seek(0)
-    return av.open(_Borrowed(file), mode="r", options=options, metadata_errors="replace")
+    return av.open(_Borrowed(file), mode="r", options=options, **lenient)
 
 
 class _Borrowed:
@@ -442,7 +444,8 @@ def _to_rgb(frame: Any, stream: Any, name: str, max_pixels: int, notes: list[str
 
 def _upright(pixels: Pixels, frame: Any) -> tuple[Pixels, bool]:
     """As the frame's display matrix has it; and whether that mirrors."""
-    matrix = next((bytes(data) for data in frame.side_data if data.type.name == "DISPLAYMATRIX"), b"")
+    data = frame.side_data.get("DISPLAYMATRIX")  # what iterating gives depends on the version of PyAV
+    matrix = b"" if data is None else bytes(data)
     if len(matrix) != 36:
         return pixels, False
     a, b, _, c, d = struct.unpack("=5i", matrix[:20])[:5]  # x' = ax + cy, y' = bx + dy

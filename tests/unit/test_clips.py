@@ -301,6 +301,24 @@ def test_damage_in_the_middle_is_skipped_and_reported(container: str) -> None:
     assert same >= 30
 
 
+def test_a_title_in_no_encoding_is_no_reason_to_refuse() -> None:
+    """PyAV decodes titles strictly unless it is told otherwise, and from 19 on it cannot be told."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as container:
+        container.metadata["title"] = "TITLE"
+        stream: Any = container.add_stream("ffv1", rate=5)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        for _ in range(3):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode(None))
+    raw = file.getvalue()
+    assert b"TITLE" in raw
+    assert Video(raw.replace(b"TITLE", b"\xff\xfe\xc3(\x80"), fps=1000).report.n_frames == 3
+
+
 def test_what_holds_no_video() -> None:
     for raw in (made.tone(), made.tone(cover=True)):
         with pytest.raises(errors.UnsupportedMediaError, match="no video in it"):

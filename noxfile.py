@@ -150,6 +150,9 @@ def consumers(session: nox.Session) -> None:
     python = python_of(session)
     session.run(python, "tools/build_lib.py", external=True)
     session.run(python, "tools/consumers.py", *session.posargs, external=True)
+
+
+@nox.session
 def sdist(session: nox.Session) -> None:
     """Install the source archive with pip and the package index alone, use it and uninstall it. Needs the index; a minute."""
     session.run(python_of(session), "tools/check_wheel.py", "--from-sdist", external=True)

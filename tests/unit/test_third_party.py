@@ -120,6 +120,14 @@ def test_every_reference_is_a_component(source: Path, library: Path, tmp_path: P
     assert "tiny.gguf" in below[refs[0]]
 
 
+def test_package_addresses_are_as_their_standard_has_them(source: Path, library: Path) -> None:
+    """Of GitHub in small letters; those of the index as its names are normalised."""
+    purls = [entry["purl"] for entry in made(source, library)["components"] if "purl" in entry]
+    assert len(purls) > 8
+    for purl in purls:
+        assert re.fullmatch(r"pkg:(github/[a-z0-9-]+/[a-z0-9._-]+|pypi/[a-z0-9-]+)(@[a-zA-Z0-9.]+)?", purl), purl
+
+
 def test_a_cxx_runtime_is_a_component_only_when_it_is_linked_in(source: Path, library: Path) -> None:
     def runtimes(document: dict[str, Any]) -> list[str]:
         return [entry["licenses"][0]["expression"] for entry in document["components"] if entry["bom-ref"] == "cxx-runtime"]

@@ -389,7 +389,7 @@ private:
         for (size_t i = 0; i < chosen.size(); i++) {
             if (!texts[i].empty()) order.push_back(i);
         }
-        std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return store_->get(chosen[a]).seq < store_->get(chosen[b]).seq; });
+        std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return store_->get(chosen[a]).seat.seq < store_->get(chosen[b]).seat.seq; });
         std::vector<uint32_t> landed(chosen.size());
         std::vector<int32_t> state(chosen.size(), PYL_STATE_UNCHANGED);
         uint32_t n_dispatches = 0;

@@ -964,6 +964,65 @@ void test_fork_without_logits() {
     CHECK(store.get(a).logits.any());
 }
 
+// A fork costs no call into the cache until it or what it came from goes on; and whoever goes first, everyone keeps what he had.
+void test_forks_borrow() {
+    int n_calls = 0;
+    const auto around = [&](const std::function<void()> & call) {
+        n_calls++;
+        call();
+    };
+    const Tokens base = text(6);
+    const auto counted = [&](auto && work) {
+        n_calls = 0;
+        work();
+        return n_calls;
+    };
+    Store store(std::make_shared<Watched>(model(), around), context(256, 64, 12));
+    const pyl_branch a = root(store, base);
+    Branches kids, grandkids;
+    CHECK_EQ(counted([&] { kids = fork(store, a, 4), grandkids = fork(store, kids[0], 2); }), 0);
+    CHECK_EQ(counted([&] { store.prune(Branches{grandkids[1], kids[3]}); }), 0);
+    CHECK_EQ(counted([&] { commit(store, {a}, {1}); }), 2);  // one of the four takes what there was, and lends it to the rest
+    CHECK_EQ(counted([&] { commit(store, {kids[1], kids[2]}, {2, 3}); }) <= 4, true);
+    CHECK_EQ(counted([&] { commit(store, {grandkids[0]}, {4}); }) <= 2, true);
+    CHECK(same_bits(row(store, a), replay(base + Tokens{1})));
+    CHECK(same_bits(row(store, kids[1]), replay(base + Tokens{2})));
+    CHECK(same_bits(row(store, kids[2]), replay(base + Tokens{3})));
+    CHECK(same_bits(row(store, grandkids[0]), replay(base + Tokens{4})));
+    CHECK(same_bits(row(store, kids[0]), replay(base)));
+    commit(store, {kids[0]}, {5});
+    CHECK(same_bits(row(store, kids[0]), replay(base + Tokens{5})));
+    // What is pruned while others borrow from it is theirs, without a call.
+    const Branches heirs = fork(store, kids[1], 3);
+    store.fast_forward(kids[1], heirs[0]);
+    CHECK_EQ(counted([&] { store.prune(Branches{kids[1], heirs[1], heirs[2]}); }), 1);
+    const Branches others = fork(store, kids[2], 3);
+    commit(store, {kids[2]}, {6});
+    CHECK_EQ(counted([&] { store.prune(Branches{others[0]}); }), 0);
+    commit(store, {others[1], others[2]}, {7, 8});
+    CHECK(same_bits(row(store, others[1]), replay(base + Tokens{3, 7})));
+    CHECK(same_bits(row(store, others[2]), replay(base + Tokens{3, 8})));
+    // One that borrows is saved, kept alone, read anew, and taken over, as if it had cells of its own.
+    const pyl_branch borrower = fork(store, others[1], 1)[0];
+    const pyl_branch loaded = store.load(store.save(borrower, true));
+    commit(store, {loaded}, {9});
+    CHECK(same_bits(row(store, loaded), replay(base + Tokens{3, 7, 9})));
+    const pyl_branch twin = fork(store, others[1], 1)[0];
+    uint32_t n_landed = 0;
+    store.reseed_kv(borrower, text(3, 4), n_landed);
+    CHECK(same_bits(row(store, borrower), replay(text(3, 4))));
+    store.fast_forward(others[1], twin);
+    commit(store, {others[1]}, {9});
+    CHECK(same_bits(row(store, others[1]), replay(base + Tokens{3, 7, 9})));
+    const pyl_branch last = fork(store, others[2], 1)[0];
+    store.retain_only(last);
+    CHECK_EQ(pressure(store).cells_used, 8);
+    commit(store, {last}, {9});
+    CHECK(same_bits(row(store, last), replay(base + Tokens{3, 8, 9})));
+    CHECK_EQ(store.list(0).size(), 1);
+    check_capacity(store);
+}
+
 // A recurrent model's rows are computed together only where their sequences' numbers follow each other without a gap.
 void test_ranks_are_closed() {
     std::vector<Seq> seqs;
@@ -994,7 +1053,7 @@ void test_ranks_are_closed() {
         Branches more(pressure(store).leases_remaining);
         store.fork(a, more, nullptr);
         std::set<Seq> all;
-        for (const pyl_branch branch : store.list(0)) all.insert(store.get(branch).seq);
+        for (const pyl_branch branch : store.list(0)) all.insert(store.get(branch).seat.seq);
         CHECK_EQ(all.size(), 12);
         for (const pyl_branch kid : more) commit(store, {kid}, {3});
         CHECK(same_bits(row(store, more.back()), replay(text(5) + Tokens{3})));
@@ -1690,15 +1749,23 @@ void test_failed_tick() {
 
 // An engine that throws has failed as much as one that says so.
 void test_engine_that_throws() {
-    bool breaks = false;
+    int breaks_in = 0;  // calls into the cache
     Store store(std::make_shared<Watched>(model(),
                                           [&](const std::function<void()> & call) {
                                               call();
-                                              if (std::exchange(breaks, false)) throw std::bad_alloc();
+                                              if (breaks_in > 0 && --breaks_in == 0) throw std::bad_alloc();
                                           }),
                 context());
     const pyl_branch top = root(store, text(4)), kid = fork(store, top, 1)[0];
-    breaks = true;
+    const Snapshot before = snapshot(store);
+    breaks_in = 1;  // the kid is given cells of its own: nothing was decoded yet
+    try {
+        commit(store, {kid}, {1});
+        CHECK(false);
+    } catch (const std::bad_alloc &) {
+    }
+    CHECK(snapshot(store) == before);
+    breaks_in = 2;
     const Error error = CHECK_THROWS(PYL_E_DECODE, commit(store, {kid}, {1}));
     CHECK_EQ(error.state, PYL_STATE_POISONED);
     CHECK(error.engine_rc < -1);
@@ -1793,7 +1860,7 @@ int main() {
     const auto tests = {
         test_batched_equals_alone, test_fork_equals_replay, test_fork_clones, test_pruning_siblings, test_cells, test_counters, test_restrict_and_cascade, test_retain_only, test_stale_handles,
         test_leases, test_capacity_is_refused_before, test_duplicates_and_bad_tokens, test_refused_calls_fill_in_their_outputs, test_chunking, test_max_dispatches, test_packing, test_outputs_asked_for,
-        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_reading_along, test_ranks_are_closed, test_fast_forward, test_fast_forward_repairs,
+        test_logits_survive, test_epoch, test_sample, test_tick_ends, test_steps, test_grammar, test_fork_without_logits, test_ignoring_the_end, test_reading_along, test_ranks_are_closed, test_forks_borrow, test_fast_forward, test_fast_forward_repairs,
         test_changing_logits, test_bias, test_cancel, test_failed_prefill, test_failed_prefill_in_chunks, test_failed_commit,
         test_failed_tick, test_engine_that_throws, test_poisoned_parent, test_drain, test_calls_exclude_each_other, test_weights_are_shared,
     };

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <utility>
 
 #include "core/logits.hpp"
 #include "core/store.hpp"
@@ -70,16 +71,64 @@ Error decode_error(int32_t rc, bool partial) {
     throw error;
 }
 
+// The engine goes through all cells to give a sequence's to another, and keeps a note of each: that is put off until the two differ,
+// and spared a fork that is pruned before.
+void Store::take_own_sequence(Branch & branch) {
+    if (!branch.seat.lender) return;
+    Branch & lender = slots_[branch.seat.lender - 1];
+    try {
+        context_->seq_copy(lender.seat.seq, branch.seat.seq);
+    } catch (...) {
+        context_->seq_remove(branch.seat.seq);
+        throw;
+    }
+    branch.seat.lender = 0;
+    lender.seat.n_borrowers--;
+}
+
+// Before a branch goes on: one of those who borrow from it takes what there is, and lends it to the others.
+void Store::part_from_borrowers(Branch & branch) {
+    if (!branch.seat.n_borrowers) return;
+    Branch * heir = nullptr;
+    for_borrowers(slot_of(branch), [&](Branch & borrower) {
+        if (!heir) take_own_sequence(*(heir = &borrower));
+        else borrower.seat.lender = slot_of(*heir) + 1;
+    });
+    heir->seat.n_borrowers = std::exchange(branch.seat.n_borrowers, 0);
+}
+
+// Leaves a branch with an empty sequence. What others borrow from it becomes the first one's, which moves nothing.
+void Store::empty_sequence(Branch & branch, bool clear_cache) noexcept {
+    if (branch.seat.lender) {
+        slots_[branch.seat.lender - 1].seat.n_borrowers--;
+        branch.seat.lender = 0;
+    } else if (branch.seat.n_borrowers) {
+        Branch * heir = nullptr;
+        for_borrowers(slot_of(branch), [&](Branch & borrower) {
+            if (!heir) {
+                heir = &borrower;
+                heir->seat.lender = 0;
+                std::swap(heir->seat.seq, branch.seat.seq);
+            } else {
+                borrower.seat.lender = slot_of(*heir) + 1;
+            }
+        });
+        heir->seat.n_borrowers = std::exchange(branch.seat.n_borrowers, 0) - 1;
+    } else if (clear_cache) {
+        context_->seq_remove(branch.seat.seq);
+    }
+}
+
 // Where there is nothing but recurrent state, the engine computes sequences together only as far as their numbers follow each other
 // without a gap: branches that stand apart, because others between them were pruned or rest, take numbers that do. No state is copied.
 void Store::close_ranks(std::span<const Slice> slices) {
     if (!model_->info().is_recurrent || slices.size() < 2) return;
-    const size_t n = slices.size(), first = static_cast<size_t>(slices.front().branch->seq);
-    if (static_cast<size_t>(slices.back().branch->seq) - first + 1 == n) return;
+    const size_t n = slices.size(), first = static_cast<size_t>(slices.front().branch->seat.seq);
+    if (static_cast<size_t>(slices.back().branch->seat.seq) - first + 1 == n) return;
     enum class Held : char { nobody, another, one_of_them };
     std::vector<Held> held(slots_.size(), Held::another);
     for (const Seq seq : free_seqs_) held[static_cast<size_t>(seq)] = Held::nobody;
-    for (const Slice & slice : slices) held[static_cast<size_t>(slice.branch->seq)] = Held::one_of_them;
+    for (const Slice & slice : slices) held[static_cast<size_t>(slice.branch->seat.seq)] = Held::one_of_them;
     // Of all places where they could stand side by side, the one where most of them are already.
     size_t best = held.size(), best_seated = 0;
     for (size_t at = 0; at + n <= held.size(); at++) {
@@ -90,7 +139,7 @@ void Store::close_ranks(std::span<const Slice> slices) {
     if (best == held.size()) return;  // in parts, then
     Seq next = static_cast<Seq>(best);
     for (const Slice & slice : slices) {
-        Seq & seq = slice.branch->seq;
+        Seq & seq = slice.branch->seat.seq;
         if (seq >= static_cast<Seq>(best) && seq < static_cast<Seq>(best + n)) continue;
         while (held[static_cast<size_t>(next)] != Held::nobody) next++;
         try {
@@ -107,14 +156,16 @@ void Store::close_ranks(std::span<const Slice> slices) {
 
 // One dispatch, and the books of its branches. Recurrent models want its rows in the order of their sequences.
 int32_t Store::dispatch(std::vector<Slice> & slices) {
-    const auto by_seq = [](const Slice & a, const Slice & b) { return a.branch->seq < b.branch->seq; };
+    for (const Slice & slice : slices) take_own_sequence(*slice.branch);
+    for (const Slice & slice : slices) part_from_borrowers(*slice.branch);
+    const auto by_seq = [](const Slice & a, const Slice & b) { return a.branch->seat.seq < b.branch->seat.seq; };
     std::sort(slices.begin(), slices.end(), by_seq);
     close_ranks(slices);
     std::sort(slices.begin(), slices.end(), by_seq);
     batch_.clear();
     touched_.clear();
     for (const Slice & slice : slices) {
-        for (uint32_t k = 0; k < slice.n; k++) batch_.add(slice.tokens[k], slice.branch->position + static_cast<Pos>(k), slice.branch->seq, slice.finishes && k + 1 == slice.n);
+        for (uint32_t k = 0; k < slice.n; k++) batch_.add(slice.tokens[k], slice.branch->position + static_cast<Pos>(k), slice.branch->seat.seq, slice.finishes && k + 1 == slice.n);
         touched_.push_back(slice.branch);
     }
     save_rows(touched_);
@@ -178,7 +229,7 @@ void Store::prefill(std::span<pyl_run> runs, uint32_t max_dispatches, uint32_t &
     // Neighbours share a dispatch: recurrent models compute those together whose sequences follow each other.
     std::vector<pyl_run *> queue;
     for (pyl_run & run : runs) queue.push_back(&run);
-    std::sort(queue.begin(), queue.end(), [&](const pyl_run * a, const pyl_run * b) { return get(a->branch).seq < get(b->branch).seq; });
+    std::sort(queue.begin(), queue.end(), [&](const pyl_run * a, const pyl_run * b) { return get(a->branch).seat.seq < get(b->branch).seat.seq; });
     for (size_t n_landed = 0; n_landed < total;) {
         if (cancel_) {  // also seen when max_dispatches is reached with tokens left, so that a cancel is never lost
             Error error = error_in_words(PYL_E_CANCELLED, "cancelled between two dispatches");

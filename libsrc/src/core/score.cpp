@@ -75,7 +75,7 @@ void Store::reseed_kv(pyl_branch branch, std::span<const Token> tokens, uint32_t
         throw Error(PYL_E_CONTEXT, std::to_string(tokens.size()) + " cells wanted, " + std::to_string(left) + " left with the branch's own").numbers(static_cast<int64_t>(tokens.size()), static_cast<int64_t>(left));
     }
     epoch_++;
-    context_->seq_remove(found.seq);
+    empty_sequence(found, true);
     cells_used_ -= found.cells_own;
     found.cells_own = found.cells_inherited = 0;
     found.position = found.start = 0;

@@ -12,12 +12,14 @@ void Store::decode_rows(Branch & branch, const Segment & segment, const float * 
     uint32_t done = 0;
     // Here and nowhere after: half of a picture cannot be taken back, so no memory may be missing between its dispatches.
     row_batch_.pos.reserve(sections * std::min(segment.n_rows, params_.n_batch));
+    take_own_sequence(branch);
+    part_from_borrowers(branch);
     save_rows(touched);
     while (done < segment.n_rows) {
         const uint32_t n = std::min(segment.n_rows - done, params_.n_batch);
         row_batch_.rows = rows + done * width;
         row_batch_.n = n;
-        row_batch_.seq = branch.seq;
+        row_batch_.seq = branch.seat.seq;
         row_batch_.is_non_causal = segment.is_non_causal;
         row_batch_.wants_logits = done + n == segment.n_rows;
         row_batch_.pos.clear();

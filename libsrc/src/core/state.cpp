@@ -59,7 +59,7 @@ std::string Store::save(pyl_branch branch, bool with_logits) {
     const ModelIdentity identity = model_->identity();
     const bool logits_too = with_logits && found.logits.any();
     ByteWriter out;
-    const std::string cells = found.cells_own + found.cells_inherited ? context_->seq_save(found.seq) : std::string();
+    const std::string cells = found.cells_own + found.cells_inherited ? context_->seq_save(sequence_of(found)) : std::string();
     out.reserve(saved_prefix + cells.size() + (logits_too ? n_vocab_ * sizeof(float) : 0) + 4096);
     out.bytes().assign(saved_prefix, '\0');
     SavedHead{identity.engine, identity.name, identity.fingerprint, static_cast<int32_t>(n_vocab_), params_.type_k, params_.type_v, context_->flash_attn(), found.position,

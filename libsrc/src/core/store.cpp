@@ -176,7 +176,7 @@ uint32_t Store::take_slot() {
     Branch & branch = slots_[slot];
     branch.generation++;
     branch.is_live = true;
-    branch.seq = free_seqs_.back();
+    branch.seat.seq = free_seqs_.back();
     free_seqs_.pop_back();
     branch.born = ++born_;
     live_counts().branches++;
@@ -190,9 +190,9 @@ void Store::unlink(uint32_t slot) noexcept {
 
 void Store::release(uint32_t slot, bool clear_cache) noexcept {
     Branch & branch = slots_[slot];
-    if (clear_cache) context_->seq_remove(branch.seq);
+    empty_sequence(branch, clear_cache);
     cells_used_ -= branch.cells_own;
-    free_seqs_.push_back(branch.seq);  // capacity was there at construction: cannot throw
+    free_seqs_.push_back(branch.seat.seq);  // capacity was there at construction: cannot throw
     free_slots_.push_back(slot);
     const uint32_t generation = branch.generation;
     branch = Branch{};
@@ -234,7 +234,10 @@ void Store::fork(pyl_branch source, std::span<pyl_branch> out, const uint64_t * 
     for (size_t i = 0; i < out.size(); i++) {
         const uint32_t slot = take_slot();
         Branch & child = slots_[slot];
-        context_->seq_copy(from.seq, child.seq);
+        if (from.cells_inherited + from.cells_own) {
+            child.seat.lender = from.seat.lender ? from.seat.lender : slot_of(from) + 1;
+            slots_[child.seat.lender - 1].seat.n_borrowers++;
+        }
         child.position = from.position;
         child.start = from.start;
         child.cells_inherited = from.cells_inherited + from.cells_own;
@@ -301,7 +304,9 @@ void Store::retain_only(pyl_branch branch) {
     Branch & kept = get_healthy(branch);
     const uint32_t slot = slot_of(kept);
     epoch_++;
-    context_->seq_keep(kept.seq);
+    if (kept.seat.lender) std::swap(kept.seat.seq, slots_[kept.seat.lender - 1].seat.seq);
+    for (Branch & each : slots_) each.seat.lender = each.seat.n_borrowers = 0;
+    context_->seq_keep(kept.seat.seq);
     kept.parent = 0;
     kept.children.clear();
     for (uint32_t i = 0; i < slots_.size(); i++) {
@@ -329,7 +334,11 @@ void Store::fast_forward(pyl_branch parent, pyl_branch child) {
     std::sort(to.children.begin(), to.children.end(), [&](uint32_t a, uint32_t b) { return slots_[a].born < slots_[b].born; });
     to.cells_own += from.cells_own - doubtful;
     cells_used_ -= doubtful;
-    std::swap(to.seq, from.seq);  // the parent's old sequence is cleared whole with the child's slot; shared cells live on
+    std::swap(to.seat, from.seat);  // the parent's old sequence is cleared whole with the child's slot; shared cells live on
+    for (Branch & each : slots_) {
+        const uint32_t lender = each.seat.lender;
+        each.seat.lender = lender == to_slot + 1 ? from_slot + 1 : lender == from_slot + 1 ? to_slot + 1 : lender;
+    }
     to.position = from.position;
     to.start = from.start;
     to.last_token = from.last_token;

@@ -40,7 +40,13 @@ struct Branch {
     uint32_t generation = 0;
     bool is_live = false;
     bool is_poisoned = false;
-    Seq seq = -1;
+    // A fork borrows the sequence of the branch it came from until one of the two goes on. Whoever lends has not changed since, and
+    // does not borrow itself; the own sequence of one who borrows is empty.
+    struct Seat {
+        Seq seq = -1;
+        uint32_t lender = 0;  // slot + 1; 0 for none
+        uint32_t n_borrowers = 0;
+    } seat;
     Pos position = 0;
     Pos start = 0;  // where its cells begin: position - start + slack = cells
     uint32_t cells_own = 0;
@@ -136,6 +142,12 @@ public:
     size_t n_vocab() const { return n_vocab_; }
 
 private:
+    template <typename Each>
+    void for_borrowers(uint32_t slot, Each && each) {
+        for (Branch & branch : slots_) {
+            if (branch.is_live && branch.seat.lender == slot + 1) each(branch);
+        }
+    }
     uint32_t slot_of(const Branch & branch) const { return static_cast<uint32_t>(&branch - slots_.data()); }
     pyl_branch handle(uint32_t slot) const { return static_cast<pyl_branch>(slots_[slot].generation) << 32 | slot; }
     void need_leases(size_t n) const;
@@ -161,6 +173,10 @@ private:
     };
     int32_t dispatch(std::vector<Slice> & slices);
     void close_ranks(std::span<const Slice> slices);
+    void take_own_sequence(Branch & branch);
+    void part_from_borrowers(Branch & branch);
+    void empty_sequence(Branch & branch, bool clear_cache) noexcept;
+    Seq sequence_of(const Branch & branch) const { return branch.seat.lender ? slots_[branch.seat.lender - 1].seat.seq : branch.seat.seq; }
     void fill(std::vector<Slice> & slices, std::span<pyl_run * const> runs, size_t room);
     size_t need_readable(std::span<pyl_run> runs, std::vector<uint32_t> & slots);
     void land(std::span<Branch * const> branches, const Token * tokens, size_t & n_landed, std::span<pyl_run * const> runs = {}, size_t room = 0);

@@ -89,12 +89,14 @@ def tsan(session: nox.Session) -> None:
     session.run(python, "tools/build_lib.py", "tsan-llama", "--no-install", external=True)
     build = ROOT / "build" / "tsan-llama"
     session.run(python, "tools/tiny_models.py", str(build / "tiny"), "--only", "tiny-llama", external=True)
-    options = f"suppressions={ROOT / 'libsrc' / 'tests' / 'tsan.supp'} atexit_sleep_ms=0"
+    options = f"suppressions={ROOT / 'libsrc' / 'tests' / 'tsan.supp'} atexit_sleep_ms=0 allocator_may_return_null=1"
     parallel = (str(build / "tests" / "test_parallel"), str(build / "tiny" / "tiny-llama.gguf"))
     session.run(*parallel, external=True)  # one engine thread to a store: nothing has to be suppressed
     session.run(*parallel, "2", env={"TSAN_OPTIONS": options}, external=True)
-    # It does not support threads after a fork of several, and it holds signals back: test_fork and test_interrupt cannot run.
+    # It does not support threads after a fork of several, and it holds signals back: test_fork and test_interrupt cannot run. Of every
+    # thread's stack it takes 0.8 MB for itself: a stack of 512 kB is none.
     sanitised(session, "tsan-llama", ("tsan",), "tests/unit", "tests/process", "--ignore=tests/process/test_fork.py", "--ignore=tests/process/test_interrupt.py", "tests/integration",
+              "--deselect", "tests/integration/test_schema.py::test_on_a_small_stack",
               TSAN_OPTIONS=options, PYLLOYAL_SCHEMA_SUITE=schema_suite(session))
 
 

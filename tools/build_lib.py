@@ -1,6 +1,7 @@
 """Build libpylloyal with one of the presets of ``libsrc/CMakePresets.json`` and put it into the package.
 
     python tools/build_lib.py [native | cpu | stub | asan | tsan | tsan-llama | coverage] [--test | --no-install]
+    python tools/build_lib.py all | PLATFORM...           the portable libraries of other platforms too: tools/platforms.py
 
 The first build of a preset compiles llama.cpp into the per-user cache (minutes); every later one takes seconds. Standard
 library only; cmake (and ninja, if there is one) are taken from the running Python's environment first.
@@ -19,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from _cache import cache_dir
+from cross import PLATFORMS, Platform
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBSRC = ROOT / "libsrc"
@@ -48,8 +50,15 @@ def _watch(stop: threading.Event) -> None:
                 print(f"   {time.time() - started:4.0f} s  {said.split(']')[0]}] of llama.cpp", flush=True)
 
 
-def build(preset: str, install: bool = True) -> Path:
+def build(preset: str, install: bool = True, name: str = "", options: tuple[str, ...] = ()) -> Path:
     """Configure, build and install; returns the build folder.
+
+    Parameters
+    ----------
+    name : str
+        Of the folder in ``build``, when it is not the preset's.
+    options : tuple of str
+        More words for CMake's configuration.
 
     Raises
     ------
@@ -59,13 +68,13 @@ def build(preset: str, install: bool = True) -> Path:
     cmake = program("cmake")
     if cmake is None:
         raise BuildError("cmake was not found; `python3 tools/bootstrap.py lib` brings its own")
-    folder = ROOT / "build" / preset
+    folder = ROOT / "build" / (name or preset)
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if (ninja := program("ninja")) and not (folder / "Makefile").exists() else []
     stop = threading.Event()
     watcher = threading.Thread(target=_watch, args=(stop,), daemon=True)
     watcher.start()
     try:
-        for command in ([cmake, "--preset", preset, *generator, f"-DPython3_EXECUTABLE={sys.executable}"], [cmake, "--build", str(folder), "--parallel"],
+        for command in ([cmake, "--preset", preset, "-B", str(folder), *generator, f"-DPython3_EXECUTABLE={sys.executable}", *options], [cmake, "--build", str(folder), "--parallel"],
                         *([[cmake, "--install", str(folder), "--prefix", str(ROOT), "--component", "python"]] if install else [])):
             if code := subprocess.run(command, cwd=LIBSRC, check=False, stdout=subprocess.DEVNULL if "--install" in command else None).returncode:
                 raise BuildError(f"`{' '.join(command)}` failed with exit status {code}")
@@ -75,12 +84,25 @@ def build(preset: str, install: bool = True) -> Path:
     return folder
 
 
+def build_platform(platform: Platform, toolchain: Path, emulator: list[str] | None) -> Path:
+    """Build and install the library of a platform, with its C and C++ tests where an emulator (empty: none needed) can run them."""
+    options = [f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", f"-DPYL_BUILD_TESTS={'OFF' if emulator is None else 'ON'}"]
+    if emulator:
+        options.append(f"-DCMAKE_CROSSCOMPILING_EMULATOR={';'.join(emulator)}")
+    return build("cross", name=platform.name, options=tuple(options))
+
+
 def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] in ("all", *PLATFORMS):
+        import platforms  # which builds with what is above
+
+        return platforms.main(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("preset", nargs="?", default="native", choices=["native", "cpu", "stub", "asan", "tsan", "tsan-llama", "coverage"])
     parser.add_argument("--test", action="store_true", help="run its C and C++ tests instead of putting it into the package")
     parser.add_argument("--no-install", action="store_true", help="build it, and leave it in build/PRESET")
-    args = parser.parse_args(argv)
+    args = parser.parse_args(words)
     try:
         folder = build(args.preset, install=not (args.test or args.no_install))
         if args.test:

@@ -1,5 +1,6 @@
 #include <array>
 #include <mutex>
+#include <string_view>
 #include <thread>
 
 #include "core/cpu.hpp"
@@ -37,7 +38,8 @@ struct Feature {
     bool is_here;
 };
 
-// Instructions the archives were compiled to use, against those of this machine.
+// Instructions ggml's CPU code was compiled to use, against those of this machine. Only that code uses them: what runs before it is
+// asked for, static initialisers and these lines among it, is compiled for the architecture's baseline, and nothing here calls it.
 std::vector<Feature> features() {
     std::vector<Feature> out;
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -61,20 +63,30 @@ std::vector<Feature> features() {
     return out;
 }
 
-EngineInfo info() {
-    start();
-    EngineInfo out{"llama.cpp", PYL_ENGINE_COMMIT, PYL_CPU, PYL_THREADS, {}, {}, {}};
-    for (size_t i = 0; i < ggml_backend_reg_count(); i++) out.backends.emplace_back(ggml_backend_reg_name(ggml_backend_reg_get(i)));
+std::vector<std::string> missing_features() {
+    std::vector<std::string> out;
     for (const Feature & f : features()) {
-        if (f.is_used) out.cpu_features.emplace_back(f.name);
-        if (f.is_used && !f.is_here) out.cpu_missing.emplace_back(f.name);
+        if (f.is_used && !f.is_here) out.emplace_back(f.name);
     }
     return out;
 }
 
-std::vector<Device> devices() {
+// Backends are registered by code such a CPU cannot run: it has none.
+EngineInfo info() {
+    EngineInfo out{"llama.cpp", PYL_ENGINE_COMMIT, PYL_CPU, PYL_THREADS, {}, {}, missing_features()};
+    for (const Feature & f : features()) {
+        if (f.is_used) out.cpu_features.emplace_back(f.name);
+    }
+    if (!out.cpu_missing.empty()) return out;
     start();
+    for (size_t i = 0; i < ggml_backend_reg_count(); i++) out.backends.emplace_back(ggml_backend_reg_name(ggml_backend_reg_get(i)));
+    return out;
+}
+
+std::vector<Device> devices() {
     std::vector<Device> out;
+    if (!missing_features().empty()) return out;
+    start();
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_props props;
         ggml_backend_dev_get_props(ggml_backend_dev_get(i), &props);
@@ -86,29 +98,30 @@ std::vector<Device> devices() {
     return out;
 }
 
+// Before start(): the engine's first steps use those instructions already.
 void need_cpu() {
     std::string missing;
-    for (const Feature & f : features()) {
-        if (f.is_used && !f.is_here) (missing += missing.empty() ? "" : ", ") += f.name;
-    }
-    if (!missing.empty()) throw Error(PYL_E_UNSUPPORTED, "this library was compiled to use " + missing + ", which this CPU lacks; build it here (preset native) or use the portable one (preset cpu)");
+    for (const std::string & name : missing_features()) (missing += missing.empty() ? "" : ", ") += name;
+    if (missing.empty()) return;
+    const bool is_portable = std::string_view(PYL_CPU) == "portable";
+    throw Error(PYL_E_UNSUPPORTED, "this library was compiled to use " + missing + ", which this CPU lacks; build it here (preset native)" + (is_portable ? "" : " or use the portable one (preset cpu)"));
 }
 
 std::shared_ptr<Model> open(const std::string & path, const ModelParams & params) {
-    start();
     need_cpu();
+    start();
     return std::make_shared<LlamaModel>(path, params);
 }
 
 Memory dry_run(const std::string & path, const ModelParams & params, const std::function<ContextParams(const pyl_model_info &)> & context) {
-    start();
     need_cpu();
+    start();
     return llama_dry_run(path, params, context);
 }
 
 ProjectorMemory projector_dry_run(const std::string & path, const ProjectorParams & params, const PictureShape & picture) {
-    start();
     need_cpu();
+    start();
     return llama_projector_dry_run(path, params, picture);
 }
 

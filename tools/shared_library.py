@@ -71,13 +71,21 @@ def read(path: Path) -> SharedLibrary:
             return _pe(data)
         if data[:4] == b"\xcf\xfa\xed\xfe":
             return _macho(data)
-    except (struct.error, IndexError, ValueError, StopIteration, UnicodeDecodeError) as error:
-        raise NotALibraryError(f"{path} is damaged: {error or type(error).__name__}") from error
+    except (struct.error, IndexError, ValueError) as error:
+        raise NotALibraryError(f"{path} is damaged: {error}") from error
     raise NotALibraryError(f"{path} is no ELF, PE or Mach-O file of 64 bits")
 
 
 def _text(data: bytes, at: int) -> str:
     return data[at:data.index(b"\0", at)].decode()
+
+
+def _place(address: int, parts: list[tuple[int, int, int]]) -> int:
+    """Where in the file an address of memory lies; ``parts`` are (address, bytes in the file, place in the file)."""
+    for start, size, offset in parts:
+        if start <= address < start + size:
+            return offset + address - start
+    raise ValueError(f"the address {address:#x} is not in the file")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -100,10 +108,11 @@ def _elf(data: bytes) -> SharedLibrary:
     segments = [struct.unpack_from("<IIQQQQQQ", data, first + i * size) for i in range(count)]
 
     def at(address: int) -> int:
-        found: int = next(offset + address - start for kind, _, offset, start, _, n, *_ in segments if kind == 1 and start <= address < start + n)
-        return found
+        return _place(address, [(start, n, offset) for kind, _, offset, start, _, n, *_ in segments if kind == 1])
 
-    dynamic = next(s for s in segments if s[0] == 2)
+    dynamic = next((s for s in segments if s[0] == 2), None)
+    if dynamic is None:
+        raise ValueError("it has no dynamic section")
     entries = []
     for place in range(dynamic[2], dynamic[2] + dynamic[5], 16):
         tag, value = struct.unpack_from("<qQ", data, place)
@@ -111,6 +120,8 @@ def _elf(data: bytes) -> SharedLibrary:
             break
         entries.append((tag, value))
     one = dict(entries)
+    if _STRTAB not in one or _SYMTAB not in one or not {_HASH, _GNU_HASH} & one.keys():
+        raise ValueError("its dynamic section names no symbols")
     strings, symbols = at(one[_STRTAB]), at(one[_SYMTAB])
     out = SharedLibrary("ELF", {3: "x86", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}.get(machine, str(machine)))
     out.needed = [_text(data, strings + value) for tag, value in entries if tag == _NEEDED]
@@ -169,8 +180,7 @@ def _pe(data: bytes) -> SharedLibrary:
     sections = [struct.unpack_from("<IIII", data, optional + size + 40 * i + 8) for i in range(n_sections)]
 
     def at(address: int) -> int:
-        found: int = next(offset + address - start for virtual, start, raw, offset in sections if start <= address < start + max(virtual, raw))
-        return found
+        return _place(address, [(start, min(virtual or raw, raw), offset) for virtual, start, raw, offset in sections])
 
     directories = [struct.unpack_from("<II", data, optional + 112 + 8 * i) for i in range(struct.unpack_from("<I", data, optional + 108)[0])]
     out = SharedLibrary("PE", {0x8664: "x86_64", 0xAA64: "arm64", 0x14C: "x86"}.get(machine, hex(machine)))
@@ -215,7 +225,7 @@ def _macho(data: bytes) -> SharedLibrary:
         elif command == 0x1D:
             out.is_signed = True
         elif command == 0x19:
-            out.initialisers += sum(n for n in _initialisers(data, place))
+            out.initialisers += sum(_initialisers(data, place))
         elif command == 0x2:
             symbols, count, strings = words[2:5]
             for i in range(count):

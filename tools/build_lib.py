@@ -1,6 +1,6 @@
 """Build libpylloyal with one of the presets of ``libsrc/CMakePresets.json`` and put it into the package.
 
-    python tools/build_lib.py [native | cpu | stub | asan | tsan | tsan-llama | coverage] [--test | --no-install]
+    python tools/build_lib.py [native | cpu | cuda | vulkan | metal | stub | asan | tsan | tsan-llama | coverage] [--test | --no-install]
     python tools/build_lib.py all | PLATFORM...           the portable libraries of other platforms too: tools/platforms.py
 
 The first build of a preset compiles llama.cpp into the per-user cache (minutes); every later one takes seconds. Standard
@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return platforms.main(words)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("preset", nargs="?", default="native", choices=["native", "cpu", "stub", "asan", "tsan", "tsan-llama", "coverage"])
+    parser.add_argument("preset", nargs="?", default="native", choices=["native", "cpu", "cuda", "vulkan", "metal", "stub", "asan", "tsan", "tsan-llama", "coverage"])
     parser.add_argument("--test", action="store_true", help="run its C and C++ tests instead of putting it into the package")
     parser.add_argument("--no-install", action="store_true", help="build it, and leave it in build/PRESET")
     args = parser.parse_args(words)

@@ -1,6 +1,7 @@
 # Stage A: llama.cpp, ggml, mtmd and common as static archives, compiled once per (source, flags, compiler, CPU) into the
 # per-user cache; stage B (the rest of this project) links them in seconds. Sets the targets pyl_llama_headers and
 # pyl_llama_archives, and PYL_LLAMA_COMMIT and PYL_NOTICES.
+include(accelerators)  # first: it may refuse
 find_package(Python3 3.11 REQUIRED COMPONENTS Interpreter)
 set(_tools "${CMAKE_CURRENT_SOURCE_DIR}/../tools")
 execute_process(COMMAND "${Python3_EXECUTABLE}" "${_tools}/llama_source.py" OUTPUT_VARIABLE _source OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE _failed)
@@ -44,6 +45,7 @@ elseif(CMAKE_CROSSCOMPILING)
   # Apple's frameworks come with Apple's tools alone: a library from another system computes on the CPU.
   list(APPEND _flags -DGGML_METAL=OFF -DGGML_ACCELERATE=OFF)
 endif()
+list(APPEND _flags ${PYL_ACCELERATOR_FLAGS})
 if(PYL_CPU STREQUAL "native")
   list(APPEND _flags -DGGML_NATIVE=ON)
   # The compiler's own account of this CPU: two different machines sharing a home folder do not share archives.
@@ -58,8 +60,8 @@ if(NOT MSVC)
 endif()
 file(SHA256 "${CMAKE_CURRENT_LIST_DIR}/edit_barrier.cmake" _edit)
 string(SHA256 _key "${_identity}|${_flags}|${PYL_THREADS}|${_edit}|${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}|${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}|${CMAKE_SYSTEM_NAME} ${CMAKE_SYSTEM_PROCESSOR}|${_cpu}|2")
-if(PYL_TARGET)
-  string(SHA256 _key "${_key}|${PYL_TARGET}")
+if(PYL_TARGET OR NOT PYL_ACCELERATOR STREQUAL "none")
+  string(SHA256 _key "${_key}|${PYL_TARGET}|${PYL_ACCELERATOR_KEY}")
 endif()
 string(SUBSTRING "${_key}" 0 16 _key)
 set(_home "${_cache}/engine/${_key}")
@@ -137,6 +139,7 @@ if(PYL_THREADS STREQUAL "openmp")
   find_package(OpenMP REQUIRED)
   target_link_libraries(pyl_llama_archives INTERFACE OpenMP::OpenMP_CXX)
 endif()
+target_link_libraries(pyl_llama_archives INTERFACE ${PYL_ACCELERATOR_LIBRARIES})
 if(WIN32)
   target_link_libraries(pyl_llama_archives INTERFACE ws2_32 userenv ntdll bcrypt crypt32 synchronization)
 endif()

@@ -37,7 +37,8 @@ def pytest(session: nox.Session, *what: str, **env: str) -> None:
 
 @nox.session
 def lib(session: nox.Session) -> None:
-    """Build libpylloyal into the package. `-- cpu` builds the portable one."""
+    """Build libpylloyal into the package. `-- cpu` builds the portable one, `-- cuda`, `-- vulkan` and `-- metal` those with an accelerator; `-- all`
+    (or platforms by name) the portable ones of all platforms and their wheels, checked, with a table: tens of minutes the first time."""
     session.run(python_of(session), "tools/build_lib.py", *session.posargs, external=True)
 
 

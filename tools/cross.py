@@ -90,8 +90,9 @@ def toolchain(platform: Platform) -> Path:
     version = subprocess.run([str(zig / "zig"), "version"], capture_output=True, text=True, check=True).stdout.strip()
     # Its own cache of C libraries compiled for a target goes where all else goes; paths in the programs it makes do not name this machine.
     home = f'ZIG_GLOBAL_CACHE_DIR="{zig.parent / "cache"}" ZIG_LOCAL_CACHE_DIR="{zig.parent / "cache"}"'
-    # -g0: zig would write debug information that nobody asked for.
-    programs = {"cc": f"cc -target {platform.triple} -g0", "c++": f"c++ -target {platform.triple} -g0", "ar": "ar", "ranlib": "ranlib", "rc": "rc"}
+    # -g0: zig would write debug information that nobody asked for. -O2, which what comes after overrules: CMake's first look at a compiler says
+    # nothing of it, and zig would build its C and C++ libraries once more, for debugging.
+    programs = {"cc": f"cc -target {platform.triple} -g0 -O2", "c++": f"c++ -target {platform.triple} -g0 -O2", "ar": "ar", "ranlib": "ranlib", "rc": "rc"}
     for name, words in programs.items():
         write(folder / name, f'#!/bin/sh\n{home} exec "{zig / "zig"}" {words} "$@"\n')
         (folder / name).chmod(0o755)

@@ -120,8 +120,12 @@ MISSING = {"linux-aarch64": "not run: no qemu-aarch64-static with libc6-arm64-cr
            "macos-arm64": "not run: nothing here runs macOS programs; its file was checked", "macos-x86_64": "not run: nothing here runs macOS programs; its file was checked"}
 
 
+# Wine: silent, with a home of its own, and without the browser and .NET it would like to fetch.
+WINE = {"WINEDEBUG": "-all", "WINEPREFIX": str(ROOT / "build" / "wine"), "WINEDLLOVERRIDES": "mscoree,mshtml=", "DISPLAY": ""}
+
+
 def run(command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=os.environ | {"WINEDEBUG": "-all"} | env)
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=os.environ | WINE | env)
 
 
 def tell(output: str) -> dict[str, list[str]]:

@@ -1,5 +1,6 @@
 #include "core/registry.hpp"
 
+#include <chrono>
 #include <map>
 #include <mutex>
 
@@ -28,7 +29,9 @@ std::shared_ptr<Model> open_shared(const Engine & engine, const std::string & pa
     const fs::path file = fs::canonical(path_of(path), ignored);
     std::string key = (file.empty() ? path : file.string()) + '|' + std::to_string(params.n_gpu_layers) + (params.use_mmap ? "m" : "") + (params.vocab_only ? "v" : "");
     if (!file.empty()) {
-        key += '|' + std::to_string(fs::file_size(file, ignored)) + '|' + std::to_string(fs::last_write_time(file, ignored).time_since_epoch().count());
+        // The clock of files counts in __int128 in some C++ libraries, which to_string does not know.
+        const auto written = std::chrono::duration_cast<std::chrono::nanoseconds>(fs::last_write_time(file, ignored).time_since_epoch());
+        key += '|' + std::to_string(fs::file_size(file, ignored)) + '|' + std::to_string(written.count());
     }
     // Never destroyed: a thread may open a model while the process exits.
     static auto & mutex = *new std::mutex;

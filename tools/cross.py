@@ -50,7 +50,7 @@ class Platform:
 PLATFORMS = {p.name: p for p in (
     Platform("linux-x86_64", "x86_64-linux-gnu.2.17", "Linux", "x86_64", "libpylloyal.so"),
     Platform("linux-aarch64", "aarch64-linux-gnu.2.17", "Linux", "aarch64", "libpylloyal.so"),
-    Platform("windows-x86_64", "x86_64-windows-gnu", "Windows", "AMD64", "libpylloyal.dll"),
+    Platform("windows-x86_64", "x86_64-windows-gnu", "Windows", "AMD64", "pylloyal.dll"),
     Platform("macos-arm64", "aarch64-macos.11.0", "Darwin", "arm64", "libpylloyal.dylib"),
     Platform("macos-x86_64", "x86_64-macos.11.0", "Darwin", "x86_64", "libpylloyal.dylib"),
 )}

@@ -40,6 +40,8 @@ SYSTEM_LIBRARIES = {
 }
 OLDEST = {"Linux": (2, 17), "Windows": (10, 0), "Darwin": (11, 0)}  # nothing may need a newer one
 FORMATS = {"Linux": "ELF", "Windows": "PE", "Darwin": "Mach-O"}
+# zig's linker shows these of every dylib (and knows no list of exports there: what else is hidden is so by its visibility).
+LINKERS_OWN: dict[str, set[str]] = {"ELF": set(), "PE": set(), "Mach-O": {"__dso_handle", "_mh_dylib_header"}}
 MACHINES = {"AMD64": "x86_64"}
 NEHALEM = "Nehalem"  # of 2008: SSE4.2, no AVX
 
@@ -67,7 +69,7 @@ def problems(library: SharedLibrary, platform: Platform) -> list[str]:
     if (library.format, library.machine) != (FORMATS[platform.system], MACHINES.get(platform.processor, platform.processor)):
         found.append(f"it is {library.format} for {library.machine}")
     wanted = abi_names()
-    if extra := sorted(set(library.exports) - set(wanted)):
+    if extra := sorted(set(library.exports) - set(wanted) - LINKERS_OWN[library.format]):
         found.append(f"it shows more than the ABI: {extra[:8]}")
     if lacking := sorted(set(wanted) - set(library.exports)):
         found.append(f"it lacks {lacking[:8]}")
@@ -228,7 +230,7 @@ def retag(path: Path, tag: str, out: Path, library: str) -> Path:
 def table(rows: list[Row]) -> str:
     lines = ["| platform | size | exports | needs | oldest system | wheel tag | how proven |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for row in rows:
-        lines.append(f"| {row.platform.name} | {row.size / 2**20:.1f} MiB | {len(row.library.exports)} | {', '.join(row.library.needed)} | {floor_text(row.library)} | {row.tag} | {row.proven} |")
+        lines.append(f"| {row.platform.name} | {row.size / 2**20:.1f} MiB | {len(set(row.library.exports) & set(abi_names()))} | {', '.join(row.library.needed)} | {floor_text(row.library)} | {row.tag} | {row.proven} |")
     return "\n".join(lines)
 
 

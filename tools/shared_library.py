@@ -205,6 +205,7 @@ def _macho(data: bytes) -> SharedLibrary:
     machine, _, kind, n_commands = struct.unpack_from("<IIII", data, 4)
     if kind != 6:
         raise ValueError(f"a Mach-O file of type {kind}, not a dynamic library")
+    trie: list[str] | None = None
     out = SharedLibrary("Mach-O", {0x01000007: "x86_64", 0x0100000C: "arm64"}.get(machine, hex(machine)))
     place = 32
     for _ in range(n_commands):
@@ -224,6 +225,9 @@ def _macho(data: bytes) -> SharedLibrary:
             out.floor = (words[2] >> 16, words[2] >> 8 & 255)
         elif command == 0x1D:
             out.is_signed = True
+        elif command == 0x33 | 0x80000000 or (command in (0x22, 0x22 | 0x80000000) and words[11]):
+            start, length = words[2:4] if command == 0x33 | 0x80000000 else words[10:12]
+            trie = list(_exports(data[start:start + length])) if length else []
         elif command == 0x19:
             out.initialisers += sum(_initialisers(data, place))
         elif command == 0x2:
@@ -233,8 +237,38 @@ def _macho(data: bytes) -> SharedLibrary:
                 if not kind & 0xE0 and kind & 1 and not kind & 0x10 and kind & 0xE:  # no debugger's entry; external, not private, defined
                     out.exports.append(_text(data, strings + name).removeprefix("_"))
         place += size
-    out.exports.sort()
+    # What the loader looks in; the table of symbols also has what the linker made for itself.
+    out.exports = sorted(out.exports if trie is None else [name.removeprefix("_") for name in trie])
     return out
+
+
+def _exports(trie: bytes) -> Iterator[str]:
+    """Names in a trie of exports: each node says whether a name ends there, and with which letters others go on."""
+    def number(at: int) -> tuple[int, int]:
+        value = shift = 0
+        while True:
+            value |= (trie[at] & 127) << shift
+            shift += 7
+            at += 1
+            if not trie[at - 1] & 128:
+                return value, at
+
+    nodes, seen = [(0, "")], {0}
+    while nodes:
+        place, name = nodes.pop()
+        size, place = number(place)
+        if size:
+            yield name
+        place += size
+        n_children = trie[place]
+        place += 1
+        for _ in range(n_children):
+            letters = _text(trie, place)
+            child, place = number(place + len(letters.encode()) + 1)
+            if child in seen:
+                raise ValueError("a trie of exports that goes round in circles")
+            seen.add(child)
+            nodes.append((child, name + letters))
 
 
 def _initialisers(data: bytes, segment: int) -> Iterator[int]:

@@ -64,7 +64,7 @@ def pe_file(exports: list[str], needed: list[str], machine: int = 0x8664, flags:
 
 
 def macho_file(exports: list[str], needed: list[str], name: str = "@rpath/made.dylib", rpaths: tuple[str, ...] = (), floor: tuple[int, int] = (11, 0),
-               hidden: tuple[str, ...] = (), imported: tuple[str, ...] = (), signed: bool = True, kind: int = 6) -> bytes:
+               hidden: tuple[str, ...] = (), imported: tuple[str, ...] = (), signed: bool = True, kind: int = 6, trie: bytes | None = None) -> bytes:
     def command(number: int, body: bytes) -> bytes:
         body += bytes(-len(body) % 8)
         return struct.pack("<II", number, 8 + len(body)) + body
@@ -81,9 +81,11 @@ def macho_file(exports: list[str], needed: list[str], name: str = "@rpath/made.d
         for n in names:
             entries += struct.pack("<IBBHQ", len(strings), flags, 1, 0, 0)
             strings += b"_" + n.encode() + b"\0"
-    place = 32 + sum(map(len, commands)) + 24
+    place = 32 + sum(map(len, commands)) + 24 + (16 if trie is not None else 0)
+    if trie is not None:
+        commands.append(command(0x80000033, struct.pack("<II", place + len(entries) + len(strings), len(trie))))
     commands.append(command(0x2, struct.pack("<IIII", place, len(entries) // 16, place + len(entries), len(strings))))
-    return struct.pack("<IIIIIIII", 0xFEEDFACF, 0x0100000C, 0, kind, len(commands), sum(map(len, commands)), 0, 0) + b"".join(commands) + entries + strings
+    return struct.pack("<IIIIIIII", 0xFEEDFACF, 0x0100000C, 0, kind, len(commands), sum(map(len, commands)), 0, 0) + b"".join(commands) + entries + strings + (trie or b"")
 
 
 def read(tmp_path: Path, data: bytes) -> object:
@@ -104,6 +106,17 @@ def test_a_dylib(tmp_path: Path) -> None:
     made = macho_file(["b", "a"], ["/usr/lib/libSystem.B.dylib"], rpaths=("@loader_path/x",), hidden=("private",), imported=("malloc",))
     assert read(tmp_path, made) == reader.SharedLibrary(
         "Mach-O", "arm64", needed=["/usr/lib/libSystem.B.dylib"], exports=["a", "b"], name="@rpath/made.dylib", rpaths=["@loader_path/x"], floor=(11, 0), initialisers=3, is_signed=True)
+
+
+# The names _ab and _ac: a node "_a" with two children, each with a terminal of two bytes.
+TRIE = bytes([0, 1]) + b"_a\0" + bytes([6, 0, 2]) + b"b\0" + bytes([14]) + b"c\0" + bytes([18]) + bytes([2, 0, 9, 0]) + bytes([2, 0, 9, 0])
+
+
+def test_a_dylib_shows_what_its_trie_has_and_not_what_the_linker_left_in_the_table(tmp_path: Path) -> None:
+    found = read(tmp_path, macho_file(["ab", "ac", "_mh_dylib_header"], [], trie=TRIE))
+    assert found.exports == ["ab", "ac"]  # type: ignore[attr-defined]
+    with pytest.raises(reader.NotALibraryError, match="circles"):
+        read(tmp_path, macho_file([], [], trie=TRIE[:13] + bytes([14]) + TRIE[14:]))
 
 
 @linux_only

@@ -230,7 +230,9 @@ def retag(path: Path, tag: str, out: Path, library: str) -> Path:
 def table(rows: list[Row]) -> str:
     lines = ["| platform | size | exports | needs | oldest system | wheel tag | how proven |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for row in rows:
-        lines.append(f"| {row.platform.name} | {row.size / 2**20:.1f} MiB | {len(set(row.library.exports) & set(abi_names()))} | {', '.join(row.library.needed)} | {floor_text(row.library)} | {row.tag} | {row.proven} |")
+        shown = len(set(row.library.exports) & set(abi_names()))
+        cells = (row.platform.name, f"{row.size / 2**20:.1f} MiB", str(shown), ", ".join(row.library.needed), floor_text(row.library), row.tag, row.proven)
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

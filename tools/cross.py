@@ -104,6 +104,8 @@ def toolchain(platform: Platform) -> Path:
                                                                           ("CMAKE_RC_COMPILER", "rc"), ("CMAKE_INSTALL_NAME_TOOL", "install_name_tool"))),
              # GNU binutils of this machine do not know the other formats.
              'set(CMAKE_STRIP "CMAKE_STRIP-NOTFOUND")', 'set(CMAKE_OSX_SYSROOT "")' if platform.system == "Darwin" else "",
+             # The final name at once: there is no install_name_tool to change it with.
+             'set(CMAKE_BUILD_WITH_INSTALL_NAME_DIR ON)\nset(CMAKE_INSTALL_NAME_DIR "@rpath")' if platform.system == "Darwin" else "",
              "set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)", *(f"set(CMAKE_FIND_ROOT_PATH_MODE_{what} ONLY)" for what in ("LIBRARY", "INCLUDE", "PACKAGE")),
              f'set(CMAKE_FIND_ROOT_PATH "{folder}")', ""]
     write(folder / "toolchain.cmake", "\n".join(lines))

@@ -33,7 +33,7 @@ int main(int argc, char ** argv) {
     pyl_model * model;
     pyl_store * store;
     pyl_store_params params;
-    pyl_store_params_init(&params);
+    pyl_store_params_init(&params, sizeof params);
     params.n_ctx = 256;
     check(pyl_model_open(&model, path, strlen(path), NULL), "pyl_model_open");
     check(pyl_store_open(&store, model, &params), "pyl_store_open");
@@ -44,9 +44,9 @@ int main(int argc, char ** argv) {
 
     pyl_branch branch;
     pyl_sampling greedy;
-    pyl_sampling_init(&greedy);
+    pyl_sampling_init(&greedy, sizeof greedy);
     greedy.temperature = 0;
-    check(pyl_branch_create(store, &branch, 0, &greedy), "pyl_branch_create");
+    check(pyl_branch_create(store, &branch, 0, &greedy, NULL), "pyl_branch_create");
     pyl_run run = {sizeof run, (uint32_t)n_tokens, branch, tokens, 0, 0};
     check(pyl_prefill_n(store, &run, 1, 0, NULL), "pyl_prefill_n");
 
@@ -59,7 +59,7 @@ int main(int argc, char ** argv) {
 
     pyl_lane lane = {0};
     lane.struct_size = sizeof lane, lane.branch = branch;
-    pyl_tick tick = {sizeof tick, N_STEPS, NULL, 0, 0, 0, 0, 0};
+    pyl_tick tick = {sizeof tick, N_STEPS, NULL, 0, 0, 0, 0, 0, NULL, 0};
     check(pyl_tick_n(store, &tick, &lane, 1, drawn), "pyl_tick_n");
     printf("tokens");
     for (uint32_t i = 0; i < lane.n_tokens; i++) printf(" %d", (int)drawn[i]);

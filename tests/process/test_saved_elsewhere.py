@@ -216,6 +216,7 @@ def test_where_one_may_not_write(child: Child, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "saved").write_bytes(b"old")
     child("""
+import tempfile  # what saves imports it when it has to, and somebody else may not read where it is
 from pathlib import Path
 folder = Path(os.environ["FOLDER"])
 store = Model(MODEL).store(n_ctx=64)

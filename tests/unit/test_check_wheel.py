@@ -9,7 +9,7 @@ import check_wheel
 import pytest
 
 NAME = "pylloyal-1.0-py3-none-linux_x86_64.whl"
-MEMBERS = {"pylloyal/_lib/linux-x86_64/libpylloyal.so": b"\x7fELF", "pylloyal/_lib/linux-x86_64/THIRD_PARTY_NOTICES.txt": b"", "pylloyal/include/pylloyal.h": b"", "pylloyal/models/tinyvlm-f16.gguf": b"",
+MEMBERS = {"pylloyal/_lib/linux-x86_64/libpylloyal.so": b"\x7fELF", "pylloyal/_lib/linux-x86_64/THIRD_PARTY_NOTICES.txt": b"", "pylloyal/include/pylloyal.h": b"", "pylloyal/include/pylloyal.hpp": b"", "pylloyal/models/tinyvlm-f16.gguf": b"",
            "pylloyal/models/mmproj-tinyvlm-f16.gguf": b"", "pylloyal-1.0.dist-info/sboms/pylloyal.cdx.json": b"{}", "pylloyal-1.0.dist-info/licenses/LICENSE": b""}
 
 

@@ -349,7 +349,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "session": ({"errors", "units", "kernel", "capacity", "sources", "opening"}, set()),
 }
 EVERYTHING = {"errors", "units", "_ffi", "kernel", "capacity", "sources", "opening", "bench", "agents", "session", "cli"}
-LAYERS |= {"cli": (EVERYTHING, {"rich", "numpy", "PIL"}), "__main__": (EVERYTHING, set()), "__init__": (EVERYTHING, set())}
+LAYERS |= {"cli": (EVERYTHING | {"get_include"}, {"rich", "numpy", "PIL"}), "__main__": (EVERYTHING, set()), "__init__": (EVERYTHING, set())}
 IN_FUNCTIONS_ONLY = {"PIL", "av"}
 CTYPES = {"_ffi"}
 

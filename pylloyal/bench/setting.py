@@ -41,7 +41,7 @@ class Setting:
     @property
     def n(self) -> int:
         """Pairs to measure of what takes seconds."""
-        return 3 if self.is_quick else 15
+        return 3 if self.is_quick else 7
 
     def times(self, full: int, quick: int) -> int:
         """A size of the work."""

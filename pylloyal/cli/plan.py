@@ -108,7 +108,8 @@ def describe(made: Plan, out: Terminal) -> list[str]:
     kinds = [plural(len(layers), f"{name} layer") for name, layers in (*((g.name, g.layers) for g in shape.groups), *((one.name, one.layers) for one in shape.states))]
     types = s.type_k if s.type_k == s.type_v else f"K {s.type_k}, V {s.type_v}"
     lines = [out.paint(made.model, BOLD) + f"  {shape.architecture}, {plural(shape.n_layer, 'layer')}" + (f" ({', '.join(kinds)})" if len(kinds) > 1 else ""),
-             f"{plural(s.n_branches, 'branch', 'branches')}, {types} cells, dispatches of {made.context.n_ubatch:,} tokens" + (f", sliding window of {shape.n_swa:,}" if shape.has_window else ""), ""]
+             f"{plural(s.n_branches, 'branch', 'branches')}, {types} cells, dispatches of {made.context.n_ubatch:,} tokens, flash attention {'on' if s.uses_flash(shape) else 'off'}"
+             + (f", sliding window of {shape.n_swa:,}" if shape.has_window else ""), ""]
     lines.append(out.paint(f"fits: a context of {made.n_ctx:,} tokens" if not made.binding else f"refused: {made.why}", BOLD))
     lines.append("")
     for name, window in made.windows.to_json().items():

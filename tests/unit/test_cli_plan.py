@@ -34,6 +34,7 @@ def test_it_fits(path: Path) -> None:
     assert "fits: a context of 8,192 tokens" in out and "RAM, 1.00 GiB" in out
     for name in ("ceiling", "requested", "fits", "served", "hot", "planned", "weights", "KV cells", "compute", "headroom", "left over"):
         assert name in out
+    assert "flash attention on\n" in out and "flash attention off\n" in run(path, "--no-flash-attn")[1]
 
 
 def test_it_is_refused_with_what_would_help(path: Path) -> None:

@@ -148,11 +148,12 @@ class Basis(Machine):
             return None
         is_fatal = ends[0] != cancel_after and codes[ends[0]] not in (1, -1)
         infos = [self.handles[node]._info() for node, _ in runs]
-        seen = [(info.position - node.position, bool(info.is_poisoned)) for info, (node, _) in zip(infos, runs, strict=True)]
+        seen = [(info.position - node.position, bool(info.is_poisoned), info.cells_own - node.own) for info, (node, _) in zip(infos, runs, strict=True)]
         for order in permutations(range(len(runs))):
             packed = self.ref.pack(lengths, order)
             landed = Counter(i for rows in packed[: ends[0]] for i, at in rows.items() for _ in at)
-            if seen == [(landed[i], is_fatal and i in packed[ends[0]]) for i in range(len(runs))]:
+            doubtful = {i: len(at) for i, at in packed[ends[0]].items()} if is_fatal else {}
+            if seen == [(landed[i], i in doubtful, landed[i] + doubtful.get(i, 0)) for i in range(len(runs))]:
                 return order
         return None
 

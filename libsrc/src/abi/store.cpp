@@ -157,7 +157,8 @@ static GrammarSource grammar_of(const pyl_grammar * given) {
     need(g.triggers != nullptr || g.n_triggers == 0, "the triggers are NULL");
     need(g.kind == PYL_GRAMMAR_GBNF || (!g.root && !g.triggers), "the conversation says itself where its grammar begins and what wakes it");
     GrammarSource source{g.kind == PYL_GRAMMAR_CHAT, g.n_text ? std::string(g.text, g.n_text) : std::string(), g.root ? g.root : "root"};
-    if (g.triggers) source.triggers.emplace(g.triggers, g.n_triggers);
+    source.is_lazy = g.triggers != nullptr;
+    if (g.triggers) source.triggers.assign(g.triggers, g.n_triggers);
     return source;
 }
 

@@ -75,8 +75,8 @@ std::string Store::save(pyl_branch branch, bool with_logits) {
         out.put<uint8_t>(found.grammar_source->is_chat);
         out.put(found.grammar_source->text);
         out.put(found.grammar_source->root);
-        out.put<uint8_t>(found.grammar_source->triggers.has_value());
-        out.put(found.grammar_source->triggers.value_or(""));
+        out.put<uint8_t>(found.grammar_source->is_lazy);
+        out.put(found.grammar_source->triggers);
         const std::vector<Token> taken = found.grammar_taken.tokens();
         out.put_all(taken.data(), taken.size());
     }
@@ -143,8 +143,8 @@ pyl_branch Store::load(std::string_view bytes) {
     damaged((made.metrics.levels & ~(PYL_METRICS_MODEL | PYL_METRICS_SAMPLING)) == 0 && made.metrics.n_inside <= made.metrics.n_tokens);
     if (head.has_grammar) {
         GrammarSource source{in.get<uint8_t>() != 0, std::string(in.get_text()), std::string(in.get_text())};
-        const bool is_lazy = in.get<uint8_t>() != 0;
-        if (const std::string_view triggers = in.get_text(); is_lazy) source.triggers = triggers;
+        source.is_lazy = in.get<uint8_t>() != 0;
+        source.triggers = in.get_text();
         const std::vector<Token> taken = token_list();
         as_format([&] { constrain(made, std::move(source), taken); });
         damaged(made.grammar != nullptr);

@@ -77,7 +77,8 @@ public:
 struct GrammarSource {
     bool is_chat = false;  // text is a rendered conversation, otherwise GBNF
     std::string text, root = "root";
-    std::optional<std::string> triggers{};  // JSON; of GBNF that is to be lazy
+    bool is_lazy = false;  // GBNF that binds from one of these triggers on, which are JSON
+    std::string triggers{};
 
     bool is_empty() const { return text.empty(); }
 };

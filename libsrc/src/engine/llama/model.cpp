@@ -172,8 +172,8 @@ GrammarShelf & LlamaModel::grammars() const {
 
 std::unique_ptr<Grammar> LlamaModel::grammar(const GrammarSource & source) const {
     if (source.is_chat) return chat_grammar(source.text);
-    if (!source.triggers) return grammars().make(source.text, source.root);
-    const GrammarTriggers triggers = read_triggers(*source.triggers);
+    if (!source.is_lazy) return grammars().make(source.text, source.root);
+    const GrammarTriggers triggers = read_triggers(source.triggers);
     return grammars().make(source.text, source.root, &triggers);
 }
 

@@ -363,7 +363,7 @@ public:
     }
     std::unique_ptr<Grammar> grammar(const GrammarSource & source) const override {
         if (source.is_chat) throw Error(PYL_E_UNSUPPORTED, "the stub model has no chat template");
-        if (source.triggers) throw Error(PYL_E_UNSUPPORTED, "the stub engine knows no lazy grammars");
+        if (source.is_lazy) throw Error(PYL_E_UNSUPPORTED, "the stub engine knows no lazy grammars");
         const std::string & gbnf = source.text;
         const std::string head = source.root + " ::= \"";
         if (!gbnf.starts_with(head) || gbnf.size() < head.size() + 1 || gbnf.back() != '"') throw Error(PYL_E_GRAMMAR, "line 1, column 1: the stub engine reads only: " + head + "literal\"");

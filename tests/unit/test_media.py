@@ -231,6 +231,27 @@ def test_slack_through_the_tree_operations(eye: Eye) -> None:
         assert store.pressure().cells_used == 0
 
 
+def test_a_fork_or_its_parent_goes_on_with_rows(eye: Eye) -> None:
+    """Forks borrow until one of the two goes on, and rows are as good a reason as tokens."""
+    prompt, words = eye.prompt(RowPart(rows(3)), add_special=False), [70, 71, 72]  # rows alone, no token before them
+    with eye.store(n_branches=6) as store:
+        def read(*steps: Any) -> Logits:
+            with store.root() as fresh:
+                for step in steps:
+                    fresh.prefill(step)
+                return fresh.logits().copy()
+
+        root = store.root()
+        root.prefill(words)
+        child, other = root.fork(2)
+        child.prefill(prompt)  # the child first
+        root.prefill(prompt)  # and then the parent, from which one still borrows
+        other.prefill([73])
+        assert np.array_equal(child.logits(), read(words, prompt))
+        assert np.array_equal(root.logits(), read(words, prompt))
+        assert np.array_equal(other.logits(), read(words, [73]))
+
+
 def test_pruning_a_fork_gives_back_a_whole_picture(eye: Eye) -> None:
     with eye.store() as store, eye.prompt(picture(40, 24), "b", add_special=False) as prompt:
         root = store.root()

@@ -17,7 +17,9 @@ from . import load
 def _release(free: Callable[[Any], int], pointer: Any, generation: int) -> None:
     # In a forked child the native object does not exist, and a pointer that is still NULL was never filled in.
     if generation == load.generation and pointer.value:
-        free(pointer)
+        last = type(pointer)(pointer.value)
+        pointer.value = None  # before it is freed: whoever comes now is told that it is closed
+        free(last)
 
 
 class Handle:
@@ -37,18 +39,18 @@ class Handle:
 
     @property
     def is_closed(self) -> bool:
-        return not self._finalizer.alive
+        return not self._pointer
 
     @property
     def is_unusable(self) -> bool:
         """True when it was closed, or belongs to the process this one was forked from."""
-        return self._generation != load.generation or not self._finalizer.alive
+        return self._generation != load.generation or not self._pointer
 
     def _ptr(self) -> Any:
         """The native pointer, for a call that follows at once."""
         if self._generation != load.generation:
             raise errors.ForkedProcessError(f"this {type(self).__name__} was made before fork() and does not exist in the child; open a new one here")
-        if not self._finalizer.alive:
+        if not self._pointer:
             load.quiet_at_exit()
             raise errors.ClosedError(f"this {type(self).__name__} is closed")
         return self._pointer

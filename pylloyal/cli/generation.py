@@ -17,6 +17,7 @@ from .. import errors
 from .._ffi import capi
 from ..kernel.branch import Branch
 from ..kernel.model import Model
+from ..kernel.outcomes import Finish
 from ..kernel.parts import PartSource
 from ..kernel.projector import LaidOut, Projector
 from ..kernel.sampling import Sampling
@@ -239,10 +240,9 @@ class Generation:
             try:
                 while going := [i for i, one in enumerate(answers) if one.finish is None]:
                     self._check()
-                    ticks = store.tick([forks[i] for i in going])
-                    report.ticks += ticks.n_ticks
-                    report.tick_dispatches += ticks.n_dispatches
-                    for i, tokens, finish in zip(going, ticks.tokens, ticks.finish, strict=True):
+                    is_last = answers[going[0]].tokens + 1 == self._request.max_tokens  # those that go on have said as much as each other
+                    tokens_of, finish_of = self._advance(store, [forks[i] for i in going], is_last)
+                    for i, tokens, finish in zip(going, tokens_of, finish_of, strict=True):
                         answers[i].tokens += len(tokens)
                         self._say(i, streams[i].feed(tokens))
                         if streams[i].stopped_by is not None:
@@ -257,6 +257,19 @@ class Generation:
                     if answers[i].finish is None:
                         self._end(i, streams[i], "cancelled")
                 raise
+
+    def _advance(self, store: Store, forks: list[Branch], is_last: bool) -> tuple[list[list[int]], list[Finish | None]]:
+        """The next token of each fork, or why there is none. The last one is drawn and not decoded: nobody asks what comes after it."""
+        if is_last:
+            with contextlib.suppress(errors.NothingLegalError):  # of one fork; a tick tells of which
+                drawn = store.sample(forks)
+                self._report.ticks += 1
+                ends = [store.model.vocab.ends_generation(token) for token in drawn]
+                return [[] if end else [token] for token, end in zip(drawn, ends, strict=True)], [Finish.END_OF_GENERATION if end else None for end in ends]
+        ticks = store.tick(forks)
+        self._report.ticks += ticks.n_ticks
+        self._report.tick_dispatches += ticks.n_dispatches
+        return ticks.tokens, ticks.finish
 
     def _say(self, i: int, text: str) -> None:
         self._report.answers[i].text += text

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from operator import index
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -294,15 +295,12 @@ class Store(Handle):
             raise errors.InvalidArgumentError(f"n_steps is {n_steps}; it must be 1 or more")
         if max_run_tokens is not None and not 0 < max_run_tokens < 2**31:
             raise errors.InvalidArgumentError(f"max_run_tokens is {max_run_tokens}; it must be 1 or more")
-        reading = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs)
+        reading = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs) if runs else _NO_RUNS
         with self._turn.take():
             step = self._buffers(len(branches))
             step.reserve_steps(n_steps)
             n = len(branches)
-            lanes = step.lane_view[:n]
-            lanes["branch"] = [self._own(branch) for branch in branches]
-            lanes["max_tokens"] = _limits(max_tokens, n)
-            lanes["n_tokens"] = lanes["finish"] = 0  # so that they are true even if an interrupt comes before the call
+            step.set_lanes([self._own(branch) for branch in branches], _limits(max_tokens, n))  # true even if an interrupt comes before the call
             tick = step.tick
             tick.n_steps, tick.n_ticks, tick.n_dispatches, tick.out_of_cells = n_steps, 0, 0, 0
             stops = i32_array(stop) if stop else None
@@ -331,14 +329,9 @@ class Store(Handle):
 
     @staticmethod
     def _ticks(step: StepBuffers, n: int, n_steps: int, reading: Runs) -> Ticks:
-        lanes = step.lane_view[:n]
-        counts, finish = lanes["n_tokens"].tolist(), lanes["finish"].tolist()
-        if n_steps == 1:
-            flat = step.step_view[:n].tolist()
-            tokens = [[t] if c else [] for t, c in zip(flat, counts, strict=True)]
-        else:
-            rows = step.step_view[: n * n_steps].reshape(n, n_steps)
-            tokens = [row[:c].tolist() for row, c in zip(rows, counts, strict=True)]
+        counts, finish = step.read_lanes(n)
+        said = step.step_tokens
+        tokens = [said[i * n_steps : i * n_steps + count] for i, count in enumerate(counts)]
         return Ticks(tokens, [_FINISH[f] for f in finish], step.tick.n_ticks, step.tick.n_dispatches, bool(step.tick.out_of_cells), reading.n_landed)
 
     def score(self, prompts: Iterable[Prefillable], *, source: Branch | None = None, tokens: Sequence[int] | None = None) -> npt.NDArray[np.float32]:
@@ -481,17 +474,18 @@ class Store(Handle):
         return np.ascontiguousarray(array, np.int32)
 
 
+_NO_RUNS: Final = Runs(())
 _FINISH: Final[list[Finish | None]] = [None, *Finish]
 
 
-def _limits(max_tokens: int | Sequence[int | None] | None, n: int) -> list[int] | int:
+def _limits(max_tokens: int | Sequence[int | None] | None, n: int) -> list[int]:
     """The kernel's form of ``max_tokens``: 0 for no limit."""
     if max_tokens is None:
-        return 0
+        return [0] * n
     limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
-    if len(limits) != n or any(limit is not None and limit < 1 for limit in limits):
+    if len(limits) != n or any(limit is not None and not 0 < limit < 2**32 for limit in limits):
         raise errors.InvalidArgumentError(f"max_tokens is {max_tokens!r}; it must be 1 or more, for all or for each of {n} branches")
-    return [limit or 0 for limit in limits]
+    return [0 if limit is None else index(limit) for limit in limits]
 
 
 def _outcomes(work: Items) -> list[PromptOutcome]:

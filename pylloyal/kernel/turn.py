@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import errors
 
@@ -46,7 +46,7 @@ class Turn:
         """What to hold while inside; entering it is BusyError while another thread is."""
         if self._store.is_unusable:
             self._store._ptr()  # raises: closed, or in a forked child, where the lock's holder may not exist
-        return _NOTHING if self._lock._is_owned() else cast("AbstractContextManager[Any]", self)
+        return _NOTHING if self._lock._is_owned() else self
 
     def __enter__(self) -> None:
         # Python looks for signals after calls and jumps, not between this function's return and the `with` it returns to.

@@ -341,7 +341,7 @@ def test_after_room_for_a_tick_could_not_be_had(child: Child) -> None:
     root.prefill(PROMPT)
     raises((MemoryError, errors.InvalidArgumentError, OverflowError, ValueError), lambda: store.tick([root], n_steps=2**40))
     assert root.position == len(PROMPT)
-    assert len(store._step.step_tokens) == len(store._step.step_view)
+    assert len(store._step.step_tokens) == store._step.n * store._step._steps
     ticks = store.tick([root], n_steps=3000)
     assert ticks.tokens == [[97] * 3000]
     """

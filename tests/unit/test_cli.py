@@ -138,8 +138,8 @@ def test_questions_share_a_prefix_that_is_decoded_once(ask: Ask, document: Path)
     n_prefix, rests = 1 + len(document.read_bytes()) + len("\n\nwh"), len("o?\n") + len("at?\n") + len("ere?\n")
     assert (found["prefix_tokens"], found["prefix_cells"], found["question_tokens"], found["branches"]) == (n_prefix, n_prefix, rests, 3)
     assert found["prefill_dispatches"] == math.ceil(n_prefix / found["n_batch"]) + math.ceil(rests / found["n_batch"]) == 5
-    assert found["ticks"] == found["tick_dispatches"] == 5
-    assert found["cells_used"] == n_prefix + rests + 15
+    assert found["ticks"] == found["tick_dispatches"] + 1 == 5  # the last token is drawn, and nothing is decoded after it
+    assert found["cells_used"] == n_prefix + rests + 12
     assert found["tokens_generated"] == 15
     assert [(a["question"], a["tokens"], a["finish"]) for a in found["answers"]] == [("who?", 5, "length"), ("what?", 5, "length"), ("where?", 5, "length")]
     assert found["separate_prefix_tokens"] == 3 * n_prefix
@@ -173,6 +173,18 @@ def test_an_answer_is_what_it_would_be_alone(ask: Ask, questions: tuple[str, ...
 def test_a_last_tick_in_which_all_end_is_no_dispatch(ask: Ask) -> None:
     found = next(found for seed in range(50) if (found := ask("a", "--seed", str(seed), "--max-tokens", "500"))["answers"][0]["finish"] == "end_of_generation")
     assert found["ticks"] == found["tick_dispatches"] + 1 == found["tokens_generated"] + 1
+
+
+def test_the_last_token_is_drawn_like_any_other_and_costs_no_dispatch(ask: Ask) -> None:
+    whole = next(found for seed in range(50) if (found := ask("a", "--seed", str(seed), "--max-tokens", "500"))["answers"][0]["finish"] == "end_of_generation")
+    answer, seed = whole["answers"][0], str(whole["seed"])
+    for n in (1, answer["tokens"] // 2, answer["tokens"]):
+        cut = ask("a", "--seed", seed, "--max-tokens", str(n))
+        assert (cut["answers"][0]["tokens"], cut["answers"][0]["finish"], cut["ticks"], cut["tick_dispatches"]) == (n, "length", n, n - 1)
+        assert answer["text"].startswith(cut["answers"][0]["text"].rstrip("\ufffd"))
+    just = ask("a", "--seed", seed, "--max-tokens", str(answer["tokens"] + 1))  # what is drawn last ends it
+    assert just["answers"] == whole["answers"]
+    assert just["tick_dispatches"] == answer["tokens"]
 
 
 def test_a_document_is_enough(ask: Ask, document: Path) -> None:

@@ -211,6 +211,7 @@ def test_bad_arguments_change_nothing(model: Model, store: Store) -> None:
         "stop token": lambda: store.tick([a], stop=[n]),
         "no steps": lambda: store.tick([a], n_steps=0),
         "no tokens": lambda: store.tick([a], max_tokens=0),
+        "more tokens than are counted": lambda: store.tick([a], max_tokens=2**32),
         "limits for others": lambda: store.tick([a, b], max_tokens=[1]),
         "too many seeds": lambda: a.fork(2, seed=[1, 2, 3]),
         "negative fork": lambda: a.fork(-1),

@@ -3,7 +3,7 @@
     python tools/bench.py [--models smollm2,gemma-3-270m] [--no-peers] [--out build/bench] [what `pylloyal bench` takes ...]
 
 Builds the library and the control (preset native), makes the peers' environments, fetches the models, and runs `pylloyal bench` on each; rows, a
-table and a picture are then in OUT/MODEL. What cannot be had is said, and the rest is measured. Nothing else should be running.
+table and a picture are in OUT/MODEL, anew after each group. What cannot be had is said, and the rest is measured. Nothing else should be running.
 
 Exit status: that of `pylloyal bench`, the highest of all models; 1 too when a model or the peers could not be had.
 """

@@ -25,12 +25,8 @@ GROUPS = {
 }
 
 
-class NoisyError(Exception):
-    """The machine is too noisy to tell; ``noise`` is what was measured of it."""
-
-    def __init__(self, when: str, noise: Noise) -> None:
-        super().__init__(f"too noisy {when}: {noise.describe()}")
-        self.noise = noise
+TOO_NOISY = "too noisy"
+TRIES = 5  # to find the machine quiet before a group
 
 
 def rows_of_group(name: str, setting: Setting) -> Iterator[Row]:
@@ -41,35 +37,43 @@ def rows_of_group(name: str, setting: Setting) -> Iterator[Row]:
         yield failed(name, name, "product", "the group itself", error)
 
 
-def measure_all(setting: Setting, names: Iterable[str], noise: Callable[[], Noise], *, even_if_noisy: bool = False, seen: Callable[[Row], object] | None = None) -> Report:
-    """Measure the noise, the groups, and the noise again.
+def measure_all(setting: Setting, names: Iterable[str], noise: Callable[[], Noise], *, even_if_noisy: bool = False,
+                seen: Callable[[Row], object] | None = None, done: Callable[[Report], object] | None = None) -> Report:
+    """Measure the groups, and before and after each of them how noisy the machine is. A group that was measured in noise is refused: one failed row.
 
     Parameters
     ----------
     even_if_noisy : bool
-        Report all the same; every row is then marked.
+        Report it all the same; its rows are then marked.
     seen : callable, optional
-        Told each row as it comes.
-
-    Raises
-    ------
-    NoisyError
-        Before anything was measured, or after all was.
+        Told each row as it comes, whatever becomes of it.
+    done : callable, optional
+        Given the report as far as it is, after each group: what is measured then is not lost if the run is stopped.
     """
-    before = noise()
-    if not before.is_quiet and not even_if_noisy:
-        raise NoisyError("before anything was measured", before)
-    rows = []
+    report = Report({**environment(setting), "state": "quiet", "noise": {}})
     for name in names:
-        for row in rows_of_group(name, setting):
-            rows.append(replace(row, bound=None) if setting.is_quick else row)  # figures that mean nothing keep no promise, and break none
-            if seen is not None:
-                seen(row)
-    after = noise()
-    is_quiet = before.is_quiet and after.is_quiet
-    if not is_quiet:
-        if not even_if_noisy:
-            raise NoisyError("after all was measured", after)
-        rows = [replace(row, state="contended") for row in rows]
-    facts = {**environment(setting), "state": "quiet" if is_quiet else "contended", "noise_before": before.to_json(), "noise_after": after.to_json()}
-    return Report(facts, rows)
+        before = next((found for _ in range(TRIES - 1) if (found := noise()).is_quiet), None) or noise()
+        rows = []
+        if before.is_quiet or even_if_noisy:
+            for row in rows_of_group(name, setting):
+                rows.append(replace(row, bound=None) if setting.is_quick else row)  # figures that mean nothing keep no promise, and break none
+                if seen is not None:
+                    seen(row)
+        after = noise() if rows else before
+        if not (before.is_quiet and after.is_quiet):
+            if even_if_noisy:
+                report.environment["state"] = "contended"
+                rows = [replace(row, state="contended") for row in rows]
+            else:
+                when, found = ("before", before) if not before.is_quiet else ("after", after)
+                rows = [failed(name, name, "product", "the group itself", f"{TOO_NOISY} {when} it: {found.describe()}")]
+        report.environment["noise"][name] = {"before": before.to_json(), "after": after.to_json()}
+        report.rows.extend(rows)
+        if done is not None:
+            done(report)
+    return report
+
+
+def was_refused(row: Row) -> bool:
+    """Whether a row stands for a group that was measured in noise."""
+    return row.failed is not None and row.failed.startswith(TOO_NOISY)

@@ -17,8 +17,8 @@ PATHS = {"control": "llama_decode and the engine's sampler chain", "product": "S
 def rows(setting: Setting) -> Iterator[Row]:
     n_steps, skip = setting.times(12, 2), setting.times(2, 1)
     full = setting.times(2048, 64)
-    branches = (1, 2, 4, 8, 16, 32, 64) if not setting.is_quick else (1, 4, 16)
-    cells = (256, 1024, 2048, 4096) if not setting.is_quick else (16, 64, 128)
+    branches = (1, 4, 16, 32, 64) if not setting.is_quick else (1, 4, 16)
+    cells = (256, 1024, 4096) if not setting.is_quick else (16, 64, 128)
     with both(setting, n_ctx=max(full, *cells) + max(branches) * (n_steps + skip + 1), n_branches=max(branches) + 1) as sides:
         def ticks(n_branches: int, n_cells: int) -> dict[str, Any]:
             return {"prefix": setting.tokens[:n_cells], "n_branches": n_branches, "n_steps": n_steps, "skip": skip, "mode": "sampled"}

@@ -56,7 +56,8 @@ def _head(facts: dict[str, Any]) -> Iterator[str]:
     if not is_same_engine(facts):
         yield f"THE CONTROL IS ANOTHER ENGINE, or built otherwise: {', '.join(f'{key} {value}' for key, value in facts['control'].items())}"
     yield f"the machine was {facts['state']}" + (", and this was a quick run: its figures mean nothing" if facts["is_quick"] else "")
-    for when in ("before", "after"):
-        noise = facts[f"noise_{when}"]
-        steal = "" if noise["steal"] is None else f", {noise['steal']:.1%} stolen"
-        yield f"noise {when}: spread {noise['spread']:.2f}, waited {noise['waited']:.1%}{steal}"
+    noises = [noise for around in facts["noise"].values() for noise in around.values()]
+    if noises:
+        steal = max((noise["steal"] for noise in noises if noise["steal"] is not None), default=None)
+        yield (f"noise before and after each group, the worst of {len(noises)}: spread {max(noise['spread'] for noise in noises):.2f}, waited {max(noise['waited'] for noise in noises):.1%}"
+               + ("" if steal is None else f", {steal:.1%} stolen"))

@@ -1,7 +1,7 @@
 """Measure what this library costs on this machine and model, beside a program that uses the engine directly (--control) and beside other
 packages (--peers), in turns. Ratios mean something, absolute times are of this machine on this day; docs/benchmark.md tells what each row is.
 
-Exit status: 0 measured, 1 a row failed or there was an error, 3 the machine is too noisy to tell.
+Exit status: 0 measured, 1 a row failed or there was an error, 3 a group was refused, for the machine was too noisy to tell, and nothing else failed.
 """
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="little work, few repetitions: shows that it runs, and its figures mean nothing")
     parser.add_argument("--even-if-noisy", action="store_true", help="report although the machine is too noisy, and mark every row")
     parser.add_argument("--json", action="store_true", help="print JSON lines: what it was measured on, then a row each")
-    parser.add_argument("--out", metavar="FOLDER", help="write rows.jsonl, table.txt and picture.svg there")
+    parser.add_argument("--out", metavar="FOLDER", help="write rows.jsonl, table.txt and picture.svg there, anew after each group")
 
 
 def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
     """Measure, and tell."""
     from ..bench import noise
-    from ..bench.groups import GROUPS, NoisyError, measure_all
+    from ..bench.groups import GROUPS, measure_all, was_refused
     from ..bench.setting import Setting
     from ..bench.table import progress
 
@@ -53,21 +53,22 @@ def run(args: argparse.Namespace, interrupts: Interrupts) -> int:
         Path(args.model).open("rb").close()  # said at once, not by every row
     setting = Setting(args.model, args.threads or noise.usable_threads(), shlex.split(args.control) if args.control else None, _peers(args.peers), args.quick)
     err = Terminal(sys.stderr)
-    try:
-        with interrupts.at_once():
-            report = measure_all(setting, names, noise.measure, even_if_noisy=args.even_if_noisy, seen=lambda row: err.write(err.paint(progress(row), DIM) + "\n"))
-    except NoisyError as error:
-        err.write(f"pylloyal: {error}\nNothing is reported; with --even-if-noisy it would be, every row marked as contended.\n")
-        return NOISY
-    if args.out:
-        _write(report, Path(args.out))
+    out = None if args.out is None else Path(args.out)
+    with interrupts.at_once():
+        report = measure_all(setting, names, noise.measure, even_if_noisy=args.even_if_noisy, seen=lambda row: err.write(err.paint(progress(row), DIM) + "\n"),
+                             done=lambda report: None if out is None else _write(report, out))
     if args.json:
         sys.stdout.write(report.to_lines())
     else:
         from ..bench.table import table
 
         Terminal(sys.stdout).write(table(report))
-    return 1 if any(row.failed is not None for row in report.rows) else 0
+    refused = [row for row in report.rows if was_refused(row)]
+    for row in refused:
+        err.write(f"pylloyal: {row.group}: {row.failed}\nNothing of it is reported; with --even-if-noisy it would be, every row marked as contended.\n")
+    if any(row.failed is not None for row in report.rows if row not in refused):
+        return 1
+    return NOISY if refused else 0
 
 
 def _peers(path: str | None) -> dict[str, list[str]]:
@@ -90,6 +91,7 @@ def _write(report: Report, folder: Path) -> None:
     from ..bench.table import table
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "rows.jsonl").write_text(report.to_lines(), encoding="utf-8")
-    (folder / "table.txt").write_text(table(report), encoding="utf-8")
-    (folder / "picture.svg").write_text(picture(report), encoding="utf-8")
+    for name, words in (("rows.jsonl", report.to_lines()), ("table.txt", table(report)), ("picture.svg", picture(report))):
+        unfinished = folder / f"{name}.new"
+        unfinished.write_text(words, encoding="utf-8")
+        unfinished.replace(folder / name)  # at once: a run that is stopped here leaves what was

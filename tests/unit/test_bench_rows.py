@@ -20,7 +20,7 @@ ENVIRONMENT: dict[str, Any] = {
     "cpu": "a CPU", "cpu_features": ["avx2", "fma"], "usable_cores": 2, "n_threads": 2, "system": "a system", "python": "3.11", "pylloyal": "0.1", "engine_commit": "0123456789abcdef",
     "preset": "native", "threads": "blocking", "model": {"name": "m.gguf", "architecture": "llama", "bytes": 1234, "header_sha256": "ab" * 32}, "flash_attn": "on", "is_quick": False,
     "control": None, "peers": [], "state": "quiet",
-    "noise_before": {"spread": 1.05, "waited": 0.004, "steal": None}, "noise_after": {"spread": 1.06, "waited": 0.001, "steal": 0.001},
+    "noise": {"ticks": {"before": {"spread": 1.05, "waited": 0.004, "steal": None}, "after": {"spread": 1.06, "waited": 0.001, "steal": 0.001}}},
 }
 ROWS = [
     Row("ticks", "tick", "control", "raw", "ms", 3, 10.0, 9.0, 11.0),
@@ -201,8 +201,7 @@ def test_table() -> None:
     assert lines[0].startswith("m.gguf (llama, 1,234 bytes, header sha256 abababab")
     assert "2 threads on 2 usable cores" in lines[1]
     assert "the machine was quiet" in lines
-    assert "noise before: spread 1.05, waited 0.4%" in lines
-    assert "noise after: spread 1.06, waited 0.1%, 0.1% stolen" in lines
+    assert "noise before and after each group, the worst of 2: spread 1.06, waited 0.4%, 0.1% stolen" in lines
     block = lines.index("ticks: tick")
     assert lines[block + 1 : block + 5] == [
         "  control  10.0 ms [9.00..11.0]  raw, n 3",

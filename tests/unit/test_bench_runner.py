@@ -5,10 +5,12 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -306,23 +308,33 @@ def steps(*noises: Noise) -> Callable[[], Noise]:
 
 def test_a_group_that_raises_is_a_failed_row_after_those_it_gave(two_groups: None) -> None:
     seen: list[Row] = []
-    report = groups.measure_all(Setting("stub:", 1), ["bad", "good"], steps(CALM, CALM), seen=seen.append)
+    report = groups.measure_all(Setting("stub:", 1), ["bad", "good"], steps(CALM, CALM, CALM, CALM), seen=seen.append)
     assert [(row.group, row.median, row.failed) for row in report.rows] == [("bad", 2.0, None), ("bad", None, "RuntimeError: half way"), ("good", 1.0, None)]
     assert seen == report.rows
     assert report.environment["state"] == "quiet"
-    assert (report.environment["noise_before"]["spread"], report.environment["noise_after"]["is_quiet"]) == (1.0, True)
+    assert report.environment["noise"].keys() == {"bad", "good"}
+    assert (report.environment["noise"]["good"]["before"]["spread"], report.environment["noise"]["good"]["after"]["is_quiet"]) == (1.0, True)
 
 
-@pytest.mark.parametrize(("noises", "when", "n_measured"), [((WILD,), "before anything was measured", 0), ((CALM, WILD), "after all was measured", 1)])
-def test_a_noisy_machine_gets_no_report(two_groups: None, noises: Sequence[Noise], when: str, n_measured: int) -> None:
+@pytest.mark.parametrize(("noises", "when", "n_seen"), [([WILD] * 5, "before", 0), ([CALM, WILD], "after", 1)])
+def test_a_group_measured_in_noise_is_refused_and_the_others_are_not(two_groups: None, noises: list[Noise], when: str, n_seen: int) -> None:
     seen: list[Row] = []
-    with pytest.raises(groups.NoisyError, match=f"too noisy {when}: the same work took .* 9.00"):
-        groups.measure_all(Setting("stub:", 1), ["good"], steps(*noises), seen=seen.append)
-    assert len(seen) == n_measured
+    kept: list[int] = []
+    report = groups.measure_all(Setting("stub:", 1), ["bad", "good"], steps(*noises, CALM, CALM), seen=seen.append, done=lambda so_far: kept.append(len(so_far.rows)))
+    refused, good = report.rows
+    assert (refused.group, refused.median, groups.was_refused(refused), groups.was_refused(good)) == ("bad", None, True, False)
+    assert re.fullmatch(f"too noisy {when} it: the same work took .* 9.00 .*", refused.failed or "")
+    assert (good.median, good.state, report.environment["state"]) == (1.0, "quiet", "quiet")
+    assert (len(seen), kept) == (2 * n_seen + 1, [1, 2])
 
 
-@pytest.mark.parametrize("noises", [(WILD, CALM), (CALM, WILD)])
-def test_even_if_noisy_every_row_is_marked(two_groups: None, noises: Sequence[Noise]) -> None:
+def test_noise_that_passes_is_waited_for(two_groups: None) -> None:
+    report = groups.measure_all(Setting("stub:", 1), ["good"], steps(WILD, WILD, WILD, WILD, CALM, CALM))
+    assert [(row.median, row.state) for row in report.rows] == [(1.0, "quiet")]
+
+
+@pytest.mark.parametrize("noises", [[WILD] * 5 + [CALM], [CALM, WILD]])
+def test_even_if_noisy_every_row_is_marked(two_groups: None, noises: list[Noise]) -> None:
     report = groups.measure_all(Setting("stub:", 1), ["good"], steps(*noises), even_if_noisy=True)
     assert [row.state for row in report.rows] == ["contended"]
     assert report.environment["state"] == "contended"
@@ -397,9 +409,12 @@ def test_the_command_refuses_on_a_noisy_machine(two_groups: None, monkeypatch: p
     out = tmp_path / "out"
     assert main(["bench", "stub:", "--only", "good", "--out", str(out)]) == 3
     said = capsys.readouterr()
-    assert (said.out, out.exists()) == ("", False)
-    assert "too noisy before anything was measured" in said.err
-    assert "9.00 (limit 1.25)" in said.err
+    for words in (said.out, said.err, (out / "table.txt").read_text()):
+        assert "too noisy before it" in words
+        assert "9.00 (limit 1.25)" in words
+    assert [row.median for row in Report.from_lines((out / "rows.jsonl").read_text()).rows] == [None]
+    assert main(["bench", "stub:", "--only", "bad,good", "--even-if-noisy"]) == 1
+    capsys.readouterr()
     assert main(["bench", "stub:", "--only", "good", "--even-if-noisy", "--json"]) == 0
     assert Report.from_lines(capsys.readouterr().out).rows[0].state == "contended"
 
@@ -435,17 +450,23 @@ def test_a_model_that_is_not_there_is_said_at_once(tmp_path: Path, capsys: pytes
 
 
 @posix
-def test_ctrl_c_ends_what_was_started(script: Script, tmp_path: Path) -> None:
-    """The runner tells its pid and hangs; the command is interrupted there, ends with 130, and the runner is gone."""
+def test_ctrl_c_ends_what_was_started_and_keeps_what_was_measured(script: Script, tmp_path: Path) -> None:
+    """The runner tells its pid and hangs; the command is interrupted there, ends with 130, and the runner is gone. The group before is on disk."""
     import subprocess
 
     mark = tmp_path / "pid"
-    os.mkfifo(mark)
+    mark.touch()
     control = script(HELLO + f"\nimport os, time\ninput()\nopen({str(mark)!r}, 'w').write(str(os.getpid()))\ntime.sleep(1000)")
-    words = [sys.executable, "-m", "pylloyal", "bench", "stub:", "--only", "memory", "--quick", "--even-if-noisy", "--control", " ".join(control)]
+    out_folder = tmp_path / "out"
+    words = [sys.executable, "-m", "pylloyal", "bench", "stub:", "--only", "micro,memory", "--quick", "--even-if-noisy", "--control", " ".join(control), "--out", str(out_folder)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        pid = int(mark.read_text())
+        while not (pid := int(mark.read_text() or 0)):
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, b"")
     assert is_gone(pid)
+    kept = Report.from_lines((out_folder / "rows.jsonl").read_text()).rows
+    assert {row.group for row in kept} == {"micro"}
+    assert all(row.median for row in kept)

@@ -33,6 +33,7 @@ PATHS = {
     CONTEXTS: "this package, a store for each question, one after another",
 }
 AGAIN = {"server", CONTEXTS}  # read the document for every question: minutes, so measured once
+FEW = 8  # questions; what takes more of them is measured less often
 
 
 def bound(peer: str, n_questions: int) -> float | None:
@@ -102,7 +103,7 @@ def rows_of_work(setting: Setting, todo: Work) -> Iterator[Row]:
                 except RunnerError as error:
                     yield failed(GROUP, what, "control", "llama_decode and llama_memory_seq_cp, nothing else", error)
             ours = Side("product", "forks of one store", product.run, note=todo.source)
-            yield from compare(GROUP, what, "s", raw, [ours], min(setting.n, 5), n_warm=0, against="the raw control" if raw else "")
+            yield from compare(GROUP, what, "s", raw, [ours], min(setting.n, 5 if n <= FEW else 3), n_warm=0, against="the raw control" if raw else "")
             if raw is not None and raw.reason is None:
                 yield same_answers(setting, todo, f"{what}: the raw control", "control", product.answers, control.answers)
         for peer, command in peers(setting).items():
@@ -125,7 +126,7 @@ def beside_peer(setting: Setting, todo: Work, what: str, peer: str, command: Seq
             theirs = Side("peer", path, asked.run, note=versions(runner))
             promised = None if setting.is_quick else bound(peer, len(todo.questions))  # of 2,000 tokens, not of a few
             ours = Side("product", "forks of one store", product.run, bound=promised)
-            measured = list(compare(GROUP, what, "s", theirs, [ours], 1 if peer in AGAIN or setting.is_quick else 3, n_warm=0, against=peer))
+            measured = list(compare(GROUP, what, "s", theirs, [ours], 1 if peer in AGAIN or len(todo.questions) > FEW or setting.is_quick else 3, n_warm=0, against=peer))
     except RunnerError as error:
         yield failed(GROUP, what, "peer", path, error)
         return

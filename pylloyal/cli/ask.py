@@ -104,6 +104,8 @@ def _questions(args: argparse.Namespace) -> list[str | None]:
 
 def _media(args: argparse.Namespace, interrupts: Interrupts) -> tuple[Any, ...]:
     """Pictures, then clips, in the order they were given."""
+    if not (args.image or args.video):
+        return ()
     from ..sources.image import Image
     from ..sources.video import Video
 

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from .._ffi.load import error_of, library, take_text_at
 from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
-from .dry_run import Memory, read_memory
 from .grammar import Grammar, constraint_of
 from .model import Model
 from .outcomes import Finish, Pressure, PromptOutcome, StoreStatistics, Ticks
@@ -27,7 +26,8 @@ from .projector import LaidOut
 from .sampling import Sampling
 from .turn import Turn, interruptibly
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .dry_run import Memory
 
 
 class Store(Handle):
@@ -410,6 +410,8 @@ class Store(Handle):
 
     def memory(self) -> Memory:
         """What the engine has allocated for this store and its model, by its own account."""
+        from .dry_run import read_memory  # milliseconds to import, and few ask
+
         with self._turn.take():
             return read_memory(take_text_at(self._lib.pyl_store_memory, 1, self._ptr()))
 

@@ -85,7 +85,7 @@ def interruptibly(call: Callable[[], None], cancel: Callable[[], None]) -> None:
     try:
         start(body, ())  # the first thing inside `try`: an interrupt from here on means that it has started
         while not ended:  # with a timeout: a signal that comes just before a wait does not end it
-            over.acquire(timeout=0.05)
+            over.acquire(timeout=0.25)
     except RuntimeError:  # no new threads: the interpreter is shutting down
         call()
         return

@@ -250,6 +250,8 @@ void test_quota() {
         CHECK(m.quota() == 0.2);
         m.write("sys/fs/cgroup/cpu.max", "20000 0\n");
         CHECK(m.quota() == 0.5);
+        m.write("proc/self/cgroup", "1:cpu:no-path\n0::\n0::outer/inner\n");  // nothing that a kernel writes: passed over, where a walk upwards would not end
+        CHECK(m.quota() == 0);
     }
     Machine m;
     m.write("proc/self/cgroup", "4:memory:/a\n2:cpuset:/b\nnonsense\n1:cpu,cpuacct:/c\n0::/\n");

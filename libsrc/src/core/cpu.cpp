@@ -26,7 +26,7 @@ static std::vector<std::string> own_cgroups(const std::string & root) {
     std::ifstream own(root + "/proc/self/cgroup");
     for (std::string line; std::getline(own, line);) {
         const size_t first = line.find(':'), second = line.find(':', first + 1);
-        if (second == std::string::npos) continue;
+        if (second == std::string::npos || line.compare(second + 1, 1, "/") != 0) continue;
         const std::string controllers = line.substr(first + 1, second - first - 1);
         if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
         const std::string mount = root + (controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu");

@@ -19,7 +19,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from _cache import cache_dir
 from cross import PLATFORMS, Platform
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,18 +35,31 @@ def program(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
-def _watch(stop: threading.Event) -> None:
-    """Say now and then how far the engine's compilation is: its output goes to a log in the cache."""
+def engine_progress(folder: Path, since: float) -> str:
+    """How far the engine's compilation is that this build folder has begun after ``since``, as ``[6/187]``; "" when it compiles none.
+
+    Its output goes to a log in the cache, whose path CMake leaves in the folder once the compilation is this build's own: one that
+    waits for another build of the same engine has none to show.
+    """
+    note = folder / "engine-log"
+    if not note.exists() or note.stat().st_mtime < since:
+        return ""
+    try:
+        with open(note.read_text(encoding="utf-8"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.startswith("[")]
+    except FileNotFoundError:
+        return ""
+    return lines[-1].split("]")[0] + "]" if lines else ""
+
+
+def _watch(folder: Path, stop: threading.Event) -> None:
+    """Say now and then how far the engine's compilation is."""
     started, said = time.time(), ""
     while not stop.wait(15):
-        logs = [p for p in (cache_dir() / "engine").glob("*.log") if p.stat().st_mtime >= started]
-        for log in sorted(logs, key=lambda p: p.stat().st_mtime)[-1:]:
-            with open(log, "rb") as file:
-                file.seek(max(0, log.stat().st_size - 4096))
-                lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.startswith("[")]
-            if lines and lines[-1] != said:
-                said = lines[-1]
-                print(f"   {time.time() - started:4.0f} s  {said.split(']')[0]}] of llama.cpp", flush=True)
+        if (far := engine_progress(folder, started)) not in ("", said):
+            said = far
+            print(f"   {time.time() - started:4.0f} s  {far} of llama.cpp", flush=True)
 
 
 def build(preset: str, install: bool = True, name: str = "", options: tuple[str, ...] = ()) -> Path:
@@ -71,7 +83,7 @@ def build(preset: str, install: bool = True, name: str = "", options: tuple[str,
     folder = ROOT / "build" / (name or preset)
     generator = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if (ninja := program("ninja")) and not (folder / "Makefile").exists() else []
     stop = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(stop,), daemon=True)
+    watcher = threading.Thread(target=_watch, args=(folder, stop), daemon=True)
     watcher.start()
     try:
         for command in ([cmake, "--preset", preset, "-B", str(folder), *generator, f"-DPython3_EXECUTABLE={sys.executable}", *options], [cmake, "--build", str(folder), "--parallel"],

@@ -146,7 +146,7 @@ def prove(platform: Platform, folder: Path, here: dict[str, list[str]] | None) -
     runner = emulator(platform)
     if runner is None:
         return MISSING[platform.name], None
-    tested = run([build_lib.program("ctest") or "ctest", "--test-dir", str(folder), "--output-on-failure", "--timeout", "1200"])
+    tested = run([build_lib.program("ctest") or "ctest", "--test-dir", str(folder), "--output-on-failure", "--parallel", str(os.cpu_count() or 1)])
     passed = re.search(r"(\d+)% tests passed.*out of (\d+)", tested.stdout)
     if tested.returncode or not passed:
         raise BuildError(f"the tests of {platform.name} failed:\n{tested.stdout[-6000:]}{tested.stderr[-2000:]}")

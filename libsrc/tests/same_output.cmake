@@ -1,6 +1,6 @@
-# Runs the programs of PROGRAMS; all have to succeed and print the same.
+# Runs the programs of PROGRAMS (with EMULATOR, if one is given); all have to succeed and print the same.
 foreach(_program IN LISTS PROGRAMS)
-  execute_process(COMMAND "${_program}" OUTPUT_VARIABLE _said RESULT_VARIABLE _failed)
+  execute_process(COMMAND ${EMULATOR} "${_program}" OUTPUT_VARIABLE _said RESULT_VARIABLE _failed)
   if(_failed)
     message(FATAL_ERROR "${_program} failed: ${_failed}")
   endif()

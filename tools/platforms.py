@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -43,6 +44,7 @@ FORMATS = {"Linux": "ELF", "Windows": "PE", "Darwin": "Mach-O"}
 # zig's linker shows these of every dylib (and knows no list of exports there: what else is hidden is so by its visibility).
 LINKERS_OWN: dict[str, set[str]] = {"ELF": set(), "PE": set(), "Mach-O": {"__dso_handle", "_mh_dylib_header"}}
 MACHINES = {"AMD64": "x86_64"}
+BASELINE = {"ssse3", "avx", "avx2", "fma", "f16c", "bmi2"}  # of x86-64-v3, what the engine's code asks for
 NEHALEM = "Nehalem"  # of 2008: SSE4.2, no AVX
 
 
@@ -155,6 +157,9 @@ def prove(platform: Platform, folder: Path, here: dict[str, list[str]] | None) -
     said = tell(done.stdout)
     if done.returncode or "tokens" not in said:
         raise BuildError(f"{platform.name} did not decode: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    compiled = set(json.loads(" ".join(said["build"]))["cpu_features"])
+    if MACHINES.get(platform.processor, platform.processor) == "x86_64" and compiled != BASELINE:
+        raise BuildError(f"{platform.name} was compiled for a processor with {sorted(compiled)}, where x86-64-v3 is meant: {sorted(BASELINE)}")
     words = [{"linux-x86_64": "run here", "linux-aarch64": "run under qemu-user", "windows-x86_64": "run under Wine"}[platform.name] + f": {passed[2]} C and C++ tests, a tiny model decoded"]
     if here is not None:
         if said["tokens"] != here["tokens"]:

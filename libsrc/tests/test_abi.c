@@ -215,7 +215,7 @@ static void test_model(void) {
     for (size_t i = 0; i < COUNT(bad); i++) {
         pyl_model * out = (pyl_model *)&out;
         if (pyl_model_open(&out, bad[i], strlen(bad[i]), NULL) != PYL_E_FORMAT) {
-            CHECK(!"a stub option that makes no sense is PYL_E_FORMAT");
+            CHECK(0 && "a stub option that makes no sense is PYL_E_FORMAT");
             fprintf(stderr, "    %s\n", bad[i]);
             pyl_model_free(out);
         } else {

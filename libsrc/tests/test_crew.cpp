@@ -22,7 +22,7 @@ void test_every_part_once() {
         for (int round = 0; round < 120; round++) {
             const size_t n = static_cast<size_t>(round) % 23;
             std::vector<std::atomic<int>> done(n);
-            std::atomic<int> n_shared{0}, n_elsewhere{0};
+            std::atomic<int> n_shared{0};
             crew.run(n, [&](size_t i, size_t worker) {
                 n_shared += at_work[worker]++ != 0;  // two threads with the same memory to work in
                 done[i]++;

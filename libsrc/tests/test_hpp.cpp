@@ -80,7 +80,7 @@ static void failures() {
     try {
         detail::raise<PYL_E_IO, PYL_E_CONTEXT>(unknown);
     } catch (const IOError &) {
-        CHECK(!"another type");
+        CHECK(false && "another type");
     } catch (const Error & e) {
         CHECK(e.code == -999 && std::string(e.what()) == "of days to come");
     }

@@ -397,7 +397,7 @@ void test_history() {
             s.accept(all.back());
             const auto & h = s.history();
             const size_t n = h.size();
-            if (n < std::min(all.size(), keep) || n > 2 * keep) CHECK(!"the history keeps what the window needs, and is bounded");
+            if (n < std::min(all.size(), keep) || n > 2 * keep) CHECK(false && "the history keeps what the window needs, and is bounded");
             if (i % 97 == 0) CHECK(std::equal(h.begin(), h.end(), all.end() - static_cast<std::ptrdiff_t>(n)));
         }
     }
@@ -455,7 +455,7 @@ void test_changing_temperature() {
         p.top_k = i % 3 ? 64 : 0;
         changing.set_params(p);
         const Token token = draw_one(changing, level);
-        if (token != want[static_cast<size_t>(i)]) CHECK(!"the stream does not depend on the settings");
+        if (token != want[static_cast<size_t>(i)]) CHECK(false && "the stream does not depend on the settings");
         count[token]++;
         follows[token - before]++;
         before = token;

@@ -11,6 +11,7 @@ Nothing is fetched but koffi, by npm, for Node.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -23,7 +24,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import gen_capi
+from _cache import sha256_of
 from build_lib import program
+from check_sbom import problems
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "libsrc" / "examples"
@@ -89,8 +92,9 @@ def check_tree() -> None:
     header = gen_capi.parse(gen_capi.HEADER.read_text(encoding="utf-8"))
     abi = {function.name for function in header.functions}
     version = dict(header.constants)["PYL_ABI_VERSION"]
-    expected = {"include/pylloyal.h", "include/pylloyal.hpp", "lib/libpylloyal.a", "lib/libpylloyal.so", f"lib/libpylloyal.so.{version}", "lib/pkgconfig/pylloyal.pc", "share/doc/pylloyal/LICENSE",
-                "share/doc/pylloyal/THIRD_PARTY_NOTICES.txt", *(f"lib/cmake/pylloyal/pylloyal{name}.cmake" for name in ("Config", "ConfigVersion", "Targets", "Targets-release"))}
+    expected = {"include/pylloyal.h", "include/pylloyal.hpp", "lib/libpylloyal.a", "lib/libpylloyal.so", f"lib/libpylloyal.so.{version}", "lib/pkgconfig/pylloyal.pc",
+                *(f"lib/cmake/pylloyal/pylloyal{name}.cmake" for name in ("Config", "ConfigVersion", "Targets", "Targets-release")),
+                *(f"share/doc/pylloyal/{name}" for name in ("LICENSE", "THIRD_PARTY_NOTICES.txt", "pylloyal.cdx.json"))}
     there = {path.relative_to(SDK).as_posix() for path in SDK.rglob("*") if not path.is_dir()}
     if there != expected:
         raise Failed(f"the tree has {sorted(there - expected)} too many and lacks {sorted(expected - there)}")
@@ -100,10 +104,24 @@ def check_tree() -> None:
         shown = {line.split()[-1] for line in run(["nm", *flags, SDK / "lib" / file])[0].splitlines() if len(line.split()) == 3}
         if shown != abi:
             raise Failed(f"{file} shows {sorted(shown - abi)[:10]} too many and lacks {sorted(abi - shown)[:10]}")
+    check_sbom(SDK / "lib" / f"libpylloyal.so.{version}", SDK / "lib" / "libpylloyal.a")
     for path in SDK.rglob("*"):
-        if path.suffix in (".pc", ".cmake") and str(ROOT) in path.read_text(encoding="utf-8"):
+        if path.suffix in (".pc", ".cmake", ".json") and str(ROOT) in path.read_text(encoding="utf-8"):
             raise Failed(f"{path} knows where it was made")
     print(f"   tree: {len(there)} files, {len(abi)} names, SONAME libpylloyal.so.{version}", flush=True)
+
+
+def check_sbom(shared: Path, static: Path) -> None:
+    """The tree's SBOM is valid CycloneDX, of these libraries and the engine in them, and knows nothing of Python packages."""
+    document = json.loads((SDK / "share" / "doc" / "pylloyal" / "pylloyal.cdx.json").read_text(encoding="utf-8"))
+    if found := problems(document):
+        raise Failed(f"the SBOM is not valid: {found}")
+    parts = {entry["name"]: entry for entry in document["components"]}
+    for name, path in (("libpylloyal", shared), ("libpylloyal (static)", static)):
+        if parts[name]["hashes"] != [{"alg": "SHA-256", "content": sha256_of(path)}]:
+            raise Failed(f"the SBOM is of another {path.name}")
+    if "llama.cpp" not in parts or any(entry.get("purl", "").startswith("pkg:pypi/") for entry in document["components"]):
+        raise Failed(f"the SBOM names {sorted(parts)}")
 
 
 def config(*words: str) -> list[str]:

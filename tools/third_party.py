@@ -1,4 +1,4 @@
-"""Say what of other people's work is in the library: the notices that travel with it, and a CycloneDX SBOM for the wheel.
+"""Say what of other people's work is in the library: the notices that travel with it, and a CycloneDX SBOM for the wheel or the install tree.
 
     python tools/third_party.py notices --source LLAMA_CPP --processor x86_64 --out THIRD_PARTY_NOTICES.txt
     python tools/third_party.py sbom --source LLAMA_CPP --processor x86_64 --library libpylloyal.so --out pylloyal.cdx.json ...
@@ -117,8 +117,9 @@ def python_requirements(project: dict[str, Any]) -> Iterator[tuple[str, str, str
             yield re.split(r"[^\w.-]", requirement)[0], f"{requirement}; extra == '{extra}'", "optional"
 
 
-def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, compiler: str, cpu: str, threads: str, models: list[Path]) -> dict[str, Any]:
-    """A CycloneDX 1.6 document of the wheel that holds ``library``.
+def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, compiler: str, cpu: str, threads: str, models: list[Path], static: Path | None = None,
+         python: bool = True) -> dict[str, Any]:
+    """A CycloneDX 1.6 document of the wheel, or of the install tree, that holds ``library``.
 
     Parameters
     ----------
@@ -126,12 +127,16 @@ def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, com
         The pinned commit, or "LLAMA_CPP_DIR" for a tree of the user's own, of which nothing more is known.
     models : list of Path
         Model files that come with the package.
+    static : Path, optional
+        The static library beside the shared one, of the same parts.
+    python : bool
+        It is the Python package, and asks for others.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     pin = read_pin()
     pinned = engine_commit == pin["commit"]
     name, version = project["name"], project["version"]
-    root, kernel, engine = f"pkg:pypi/{name}@{version}", "libpylloyal", "llama.cpp"
+    root, kernel, engine = f"pkg:pypi/{name}@{version}" if python else f"{name}-install-tree", "libpylloyal", "llama.cpp"
     found: list[dict[str, Any]] = [{
         "type": "library", "bom-ref": kernel, "name": "libpylloyal", "version": version, "licenses": licensed(project["license"]), "hashes": [{"alg": "SHA-256", "content": sha256_of(library)}],
         "properties": [{"name": f"pylloyal:{key}", "value": value} for key, value in (("compiler", compiler), ("cpu", cpu), ("processor", processor), ("threads", threads))]}]
@@ -153,20 +158,27 @@ def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, com
         expression = "GPL-3.0-or-later WITH GCC-exception-3.1" if compiler.startswith("GNU") else "Apache-2.0 WITH LLVM-exception"
         found.append({"type": "library", "bom-ref": "cxx-runtime", "name": f"C++ runtime of {compiler}", "licenses": licensed(expression)})
     inside = [entry["bom-ref"] for entry in found[1:]]
+    ours = [kernel]
+    if static is not None:
+        ours.append("libpylloyal-static")
+        # The C++ runtime is the business of whoever links it.
+        found.append({**found[0], "bom-ref": ours[1], "name": "libpylloyal (static)", "hashes": [{"alg": "SHA-256", "content": sha256_of(static)}],
+                      "properties": [entry for entry in found[0]["properties"] if entry["name"] != "pylloyal:cxx-runtime"]})
     for path in models:
         found.append({"type": "machine-learning-model", "bom-ref": path.name, "name": path.name, "licenses": licensed(project["license"]), "hashes": [{"alg": "SHA-256", "content": sha256_of(path)}]})
     wanted = []
-    for package, requirement, scope in python_requirements(project):
+    for package, requirement, scope in python_requirements(project) if python else ():
         found.append({"type": "library", "bom-ref": f"pkg:pypi/{package}", "name": package, "purl": f"pkg:pypi/{package}", "scope": scope,
                       "properties": [{"name": "pylloyal:requires", "value": requirement}]})
         wanted.append(f"pkg:pypi/{package}")
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
         "metadata": {"lifecycles": [{"phase": "build"}],
-                     "component": {"type": "library", "bom-ref": root, "name": name, "version": version, "purl": root, "description": project["description"],
+                     "component": {"type": "library", "bom-ref": root, "name": name, "version": version, **({"purl": root} if python else {}), "description": project["description"],
                                    "licenses": licensed(project["license"])}},
         "components": found,
-        "dependencies": [{"ref": root, "dependsOn": [kernel, *(path.name for path in models), *wanted]}, {"ref": kernel, "dependsOn": inside},
+        "dependencies": [{"ref": root, "dependsOn": [*ours, *(path.name for path in models), *wanted]},
+                         *({"ref": one, "dependsOn": [ref for ref in inside if one == kernel or ref != "cxx-runtime"]} for one in ours),
                          *({"ref": ref} for ref in (*inside, *(path.name for path in models), *wanted))]}
     # The same contents have the same number.
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -192,6 +204,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--processor", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--library", type=Path)
+    parser.add_argument("--static", type=Path, help="the static library beside it")
+    parser.add_argument("--no-python", action="store_true", help="of the install tree, not of the Python package")
     parser.add_argument("--engine-commit", default="")
     parser.add_argument("--compiler", default="")
     parser.add_argument("--cpu", default="")
@@ -204,7 +218,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.what == "notices":
             text = notices(args.source, args.processor)
         else:
-            made = sbom(args.source, args.library, args.processor, engine_commit=args.engine_commit, compiler=args.compiler, cpu=args.cpu, threads=args.threads, models=args.model)
+            made = sbom(args.source, args.library, args.processor, engine_commit=args.engine_commit, compiler=args.compiler, cpu=args.cpu, threads=args.threads, models=args.model,
+                        static=args.static, python=not args.no_python)
             text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_bytes(text.encode("utf-8"))

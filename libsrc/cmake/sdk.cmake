@@ -1,5 +1,5 @@
 # What programs in other languages are built with: `cmake --install build/native --prefix P --component sdk`.
-#   include/pylloyal.h, pylloyal.hpp    lib/libpylloyal.so -> libpylloyal.so.<abi>    lib/libpylloyal.a    lib/pkgconfig, lib/cmake
+#   include/pylloyal.h, pylloyal.hpp    lib/libpylloyal.so -> libpylloyal.so.<abi>    lib/libpylloyal.a    lib/pkgconfig, lib/cmake    share/doc
 # The package's own library is found by path and bears no version; this one is linked again from the same objects, with the ABI's
 # number in its SONAME. Everything is found relative to where it lies: the tree can be moved.
 file(STRINGS "${CMAKE_CURRENT_SOURCE_DIR}/include/pylloyal.h" _abi_version REGEX "^#define PYL_ABI_VERSION ")
@@ -63,3 +63,16 @@ write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/sdk/pylloyalConfig
 install(FILES "${CMAKE_CURRENT_BINARY_DIR}/sdk/pylloyal.pc" DESTINATION lib/pkgconfig COMPONENT sdk)
 install(FILES "${CMAKE_CURRENT_LIST_DIR}/pylloyalConfig.cmake" "${CMAKE_CURRENT_BINARY_DIR}/sdk/pylloyalConfigVersion.cmake" DESTINATION lib/cmake/pylloyal COMPONENT sdk)
 install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/../LICENSE" ${PYL_NOTICES} DESTINATION share/doc/pylloyal COMPONENT sdk)
+if(PYL_ENGINE STREQUAL "llama")
+  # Made last, of the libraries as they were installed.
+  install(CODE "set(_tree \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}\")
+    set(_static \"\")
+    if(EXISTS \"\${_tree}/lib/libpylloyal.a\")
+      set(_static --static \"\${_tree}/lib/libpylloyal.a\")
+    endif()
+    execute_process(COMMAND \"${Python3_EXECUTABLE}\" \"${PYL_THIRD_PARTY}\" sbom --no-python --source \"${PYL_LLAMA_SOURCE}\" --processor \"${CMAKE_SYSTEM_PROCESSOR}\"
+      --library \"\${_tree}/$<IF:$<PLATFORM_ID:Windows>,bin,lib>/$<TARGET_FILE_NAME:pylloyal_sdk>\" \${_static} --engine-commit \"${PYL_LLAMA_COMMIT}\"
+      --compiler \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\" --cpu ${PYL_CPU} --threads ${PYL_THREADS}
+      --out \"\${_tree}/share/doc/pylloyal/pylloyal.cdx.json\" COMMAND_ERROR_IS_FATAL ANY)"
+    COMPONENT sdk)
+endif()

@@ -120,6 +120,21 @@ def test_every_reference_is_a_component(source: Path, library: Path, tmp_path: P
     assert "tiny.gguf" in below[refs[0]]
 
 
+def test_the_install_tree_has_two_libraries_and_no_python_packages(source: Path, library: Path, tmp_path: Path) -> None:
+    static = tmp_path / "libpylloyal.a"
+    static.write_bytes(b"!<arch>\n")
+    library.write_bytes(b"\x7fELF libc.so.6\0")  # with a C++ runtime of its own, which an archive never has
+    document = made(source, library, static=static, python=False)
+    refs = [document["metadata"]["component"]["bom-ref"], *(entry["bom-ref"] for entry in document["components"])]
+    below = {entry["ref"]: entry.get("dependsOn", []) for entry in document["dependencies"]}
+    assert sorted(below) == sorted(set(refs)) == sorted(refs)
+    assert below[refs[0]] == ["libpylloyal", "libpylloyal-static"]
+    assert below["libpylloyal"] == [*below["libpylloyal-static"], "cxx-runtime"]
+    assert named(document, "libpylloyal")["hashes"] != named(document, "libpylloyal (static)")["hashes"]
+    assert "pkg:pypi" not in json.dumps(document["components"])
+    assert "purl" not in document["metadata"]["component"]
+
+
 def test_package_addresses_are_as_their_standard_has_them(source: Path, library: Path) -> None:
     """Of GitHub in small letters; those of the index as its names are normalised."""
     purls = [entry["purl"] for entry in made(source, library)["components"] if "purl" in entry]

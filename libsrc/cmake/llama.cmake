@@ -150,7 +150,7 @@ if(PYL_THREADS STREQUAL "openmp")
 endif()
 target_link_libraries(pyl_llama_archives INTERFACE ${PYL_ACCELERATOR_LIBRARIES})
 if(WIN32)
-  target_link_libraries(pyl_llama_archives INTERFACE ws2_32 userenv ntdll bcrypt crypt32 synchronization)
+  target_link_libraries(pyl_llama_archives INTERFACE ws2_32 userenv ntdll bcrypt crypt32 $<IF:$<CXX_COMPILER_ID:MSVC>,synchronization,api-ms-win-core-synch-l1-2-0>)  # the last: WaitOnAddress
 endif()
 if(APPLE AND NOT CMAKE_CROSSCOMPILING)
   target_link_libraries(pyl_llama_archives INTERFACE "-framework Accelerate" "-framework Foundation" "-framework Metal" "-framework MetalKit")

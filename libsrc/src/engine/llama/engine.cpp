@@ -12,6 +12,10 @@
 #include "log.h"
 #include "mtmd.h"
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+
 namespace pyl {
 namespace {
 
@@ -38,23 +42,61 @@ struct Feature {
     bool is_here;
 };
 
+#if defined(__x86_64__) && defined(__GNUC__)
+// What the processor says of itself, and for which registers the system keeps room. Not __builtin_cpu_supports: some of the runtimes that
+// Clang is linked with (zig's) know of no instructions at all.
+class Processor {
+public:
+    Processor() {
+        unsigned a = 0, b = 0, d = 0;
+        if (!__get_cpuid(1, &a, &b, &basic_, &d) || (basic_ & bit_OSXSAVE) == 0) return;
+        uint32_t kept = 0, high = 0;
+        __asm__ volatile("xgetbv" : "=a"(kept), "=d"(high) : "c"(0));
+        has_avx_ = (kept & 0x6) == 0x6 && (basic_ & bit_AVX) != 0;
+        if (!has_avx_) return;
+        __get_cpuid_count(7, 0, &a, &wide_, &wider_, &d);
+        __get_cpuid_count(7, 1, &latest_, &b, &b, &d);
+#if defined(__APPLE__)
+        constexpr bool has_room = true;  // it is made at their first use
+#else
+        const bool has_room = (kept & 0xe0) == 0xe0;
+#endif
+        has_avx512_ = has_room && (wide_ & bit_AVX512F) != 0;
+    }
+    bool ssse3() const { return (basic_ & bit_SSSE3) != 0; }
+    bool avx() const { return has_avx_; }
+    bool avx2() const { return (wide_ & bit_AVX2) != 0; }
+    bool fma() const { return has_avx_ && (basic_ & bit_FMA) != 0; }
+    bool f16c() const { return has_avx_ && (basic_ & bit_F16C) != 0; }
+    bool bmi2() const { return (wide_ & bit_BMI2) != 0; }
+    bool avx512f() const { return has_avx512_; }
+    bool avx512vbmi() const { return has_avx512_ && (wider_ & bit_AVX512VBMI) != 0; }
+    bool avx512vnni() const { return has_avx512_ && (wider_ & bit_AVX512VNNI) != 0; }
+    bool avx512bf16() const { return has_avx512_ && (latest_ & bit_AVX512BF16) != 0; }
+
+private:
+    unsigned basic_ = 0, wide_ = 0, wider_ = 0, latest_ = 0;
+    bool has_avx_ = false, has_avx512_ = false;
+};
+#endif
+
 // Instructions ggml's CPU code was compiled to use, against those of this machine. Only that code uses them: what runs before it is
 // asked for, static initialisers and these lines among it, is compiled for the architecture's baseline, and nothing here calls it.
 std::vector<Feature> features() {
     std::vector<Feature> out;
 #if defined(__x86_64__) && defined(__GNUC__)
-    __builtin_cpu_init();
-    const auto add = [&](const char * name, int used, int here) { out.push_back({name, used != 0, here != 0}); };
-    add("ssse3", ggml_cpu_has_ssse3(), __builtin_cpu_supports("ssse3"));
-    add("avx", ggml_cpu_has_avx(), __builtin_cpu_supports("avx"));
-    add("avx2", ggml_cpu_has_avx2(), __builtin_cpu_supports("avx2"));
-    add("fma", ggml_cpu_has_fma(), __builtin_cpu_supports("fma"));
-    add("f16c", ggml_cpu_has_f16c(), __builtin_cpu_supports("avx2"));  // no probe in older compilers; every AVX2 CPU has it
-    add("bmi2", ggml_cpu_has_bmi2(), __builtin_cpu_supports("bmi2"));
-    add("avx512f", ggml_cpu_has_avx512(), __builtin_cpu_supports("avx512f"));
-    add("avx512vbmi", ggml_cpu_has_avx512_vbmi(), __builtin_cpu_supports("avx512vbmi"));
-    add("avx512vnni", ggml_cpu_has_avx512_vnni(), __builtin_cpu_supports("avx512vnni"));
-    add("avx512bf16", ggml_cpu_has_avx512_bf16(), __builtin_cpu_supports("avx512bf16"));
+    const Processor here;
+    const auto add = [&](const char * name, int is_used, bool is_here) { out.push_back({name, is_used != 0, is_here}); };
+    add("ssse3", ggml_cpu_has_ssse3(), here.ssse3());
+    add("avx", ggml_cpu_has_avx(), here.avx());
+    add("avx2", ggml_cpu_has_avx2(), here.avx2());
+    add("fma", ggml_cpu_has_fma(), here.fma());
+    add("f16c", ggml_cpu_has_f16c(), here.f16c());
+    add("bmi2", ggml_cpu_has_bmi2(), here.bmi2());
+    add("avx512f", ggml_cpu_has_avx512(), here.avx512f());
+    add("avx512vbmi", ggml_cpu_has_avx512_vbmi(), here.avx512vbmi());
+    add("avx512vnni", ggml_cpu_has_avx512_vnni(), here.avx512vnni());
+    add("avx512bf16", ggml_cpu_has_avx512_bf16(), here.avx512bf16());
 #elif defined(__aarch64__)
     for (const auto & [name, used] : {std::pair{"neon", ggml_cpu_has_neon()}, {"fp16", ggml_cpu_has_fp16_va()}, {"dotprod", ggml_cpu_has_dotprod()}, {"i8mm", ggml_cpu_has_matmul_int8()}, {"sve", ggml_cpu_has_sve()}}) {
         out.push_back({name, used != 0, true});

@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import build_lib
-from _cache import FetchError
+from _cache import FetchError, cache_dir
 from build_lib import BuildError
 from cross import PLATFORMS, Platform, toolchain
 from shared_library import SharedLibrary, read
@@ -86,6 +86,12 @@ def problems(library: SharedLibrary, platform: Platform) -> list[str]:
     if library.format == "Mach-O" and library.machine == "arm64" and not library.is_signed:
         found.append("it is not signed: macOS would not open it")
     return found
+
+
+def paths_of_this_machine(path: Path) -> list[str]:
+    """Which of the places that a build works in a file names: the clone and the cache."""
+    data = path.read_bytes()
+    return [f"it names {place}, which is a place on this machine" for place in (ROOT, cache_dir()) if str(place).encode() in data]
 
 
 def dotted(version: tuple[int, ...]) -> str:
@@ -258,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
             folder = build_lib.build_platform(platform, toolchain(platform), emulator(platform))
             path = ROOT / "pylloyal" / "_lib" / platform.folder / platform.library
             library = read(path)
-            if wrong := problems(library, platform):
+            if wrong := problems(library, platform) + paths_of_this_machine(path):
                 raise BuildError(f"{path}:\n  " + "\n  ".join(wrong))
             tag = tag_of(library)
             proven, said = prove(platform, folder, here)

@@ -9,6 +9,7 @@ function(pyl_export_only_the_abi target)
     target_link_options(${target} PRIVATE "LINKER:-exported_symbols_list,${_dir}/exports.list" "LINKER:-dead_strip")
     set_target_properties(${target} PROPERTIES LINK_DEPENDS "${_dir}/exports.list")
     if(CMAKE_CROSSCOMPILING)
+      target_link_options(${target} PRIVATE -s)  # or the list for debuggers would name every object file of the machine that linked it
       set_source_files_properties(src/abi/hidden_new.cpp PROPERTIES COMPILE_DEFINITIONS PYL_HIDDEN_NEW COMPILE_OPTIONS -fvisibility-global-new-delete=force-hidden)
     endif()
   else()

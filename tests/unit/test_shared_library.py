@@ -205,6 +205,14 @@ def test_a_library_of_another_platform(tmp_path: Path) -> None:
     assert "Mach-O for arm64" in platforms.problems(made, platforms.PLATFORMS["linux-x86_64"])[0]
 
 
+def test_a_library_that_names_the_clone_or_the_cache_is_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "libpylloyal.dylib"
+    file.write_bytes(b"\0llama.cpp/src/llama.cpp\0")
+    assert platforms.paths_of_this_machine(file) == []
+    file.write_bytes(f"\0{ROOT}/build/core.o\0".encode())
+    assert str(ROOT) in platforms.paths_of_this_machine(file)[0]
+
+
 def test_tags_are_what_the_file_needs() -> None:
     made = reader.SharedLibrary
     assert platforms.tag_of(made("ELF", "x86_64", floor=(2, 28))) == "manylinux_2_28_x86_64"

@@ -57,6 +57,7 @@ class Row:
     library: SharedLibrary
     tag: str
     proven: str
+    wheel: Path | None = None
 
 
 def abi_names() -> list[str]:
@@ -239,10 +240,12 @@ def retag(path: Path, tag: str, out: Path, library: str) -> Path:
 
 
 def table(rows: list[Row]) -> str:
-    lines = ["| platform | size | exports | needs | oldest system | wheel tag | how proven |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines = ["| platform | size | exports | needs | oldest system | wheel | how proven |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         shown = len(set(row.library.exports) & set(abi_names()))
-        cells = (row.platform.name, f"{row.size / 2**20:.1f} MiB", str(shown), ", ".join(row.library.needed), floor_text(row.library), row.tag, row.proven)
+        needed = dict.fromkeys(re.sub("^api-ms-win-crt-.*", "the Universal C Runtime (api-ms-win-crt-*.dll)", name) for name in row.library.needed)
+        tag = row.tag + (f", {row.wheel.stat().st_size / 2**20:.1f} MiB" if row.wheel else "")
+        cells = (row.platform.name, f"{row.size / 2**20:.1f} MiB", str(shown), ", ".join(needed), floor_text(row.library), tag, row.proven)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -269,9 +272,9 @@ def main(argv: list[str] | None = None) -> int:
             tag = tag_of(library)
             proven, said = prove(platform, folder, here)
             here = said if platform.name == "linux-x86_64" else here
-            if not args.no_wheel:
-                print(wheel(platform, tag, args.out), flush=True)
-            rows.append(Row(platform, path.stat().st_size, library, tag, proven))
+            made_wheel = None if args.no_wheel else wheel(platform, tag, args.out)
+            rows.append(Row(platform, path.stat().st_size, library, tag, proven, made_wheel))
+            print(f"{platform.name}: {proven}", made_wheel or "", flush=True)
     except (BuildError, FetchError) as error:
         print(f"platforms: {error}", file=sys.stderr)
         return 1

@@ -205,6 +205,15 @@ def test_a_library_of_another_platform(tmp_path: Path) -> None:
     assert "Mach-O for arm64" in platforms.problems(made, platforms.PLATFORMS["linux-x86_64"])[0]
 
 
+def test_the_table_names_windows_c_runtime_once_and_the_size_of_the_wheel(tmp_path: Path) -> None:
+    wheel = tmp_path / "made.whl"
+    wheel.write_bytes(bytes(3 << 19))
+    made = reader.SharedLibrary("PE", "x86_64", needed=["KERNEL32.dll", "api-ms-win-crt-heap-l1-1-0.dll", "api-ms-win-crt-math-l1-1-0.dll"], exports=platforms.abi_names())
+    line = platforms.table([platforms.Row(platforms.PLATFORMS["windows-x86_64"], 5 << 20, made, "win_amd64", "looked at", wheel)]).splitlines()[-1]
+    assert line == (f"| windows-x86_64 | 5.0 MiB | {len(platforms.abi_names())} | KERNEL32.dll, the Universal C Runtime (api-ms-win-crt-*.dll) | Windows 10 "
+                    "| win_amd64, 1.5 MiB | looked at |")
+
+
 def test_a_library_that_names_the_clone_or_the_cache_is_told_so(tmp_path: Path) -> None:
     file = tmp_path / "libpylloyal.dylib"
     file.write_bytes(b"\0llama.cpp/src/llama.cpp\0")

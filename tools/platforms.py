@@ -43,6 +43,9 @@ OLDEST = {"Linux": (2, 17), "Windows": (10, 0), "Darwin": (11, 0)}  # nothing ma
 FORMATS = {"Linux": "ELF", "Windows": "PE", "Darwin": "Mach-O"}
 # zig's linker shows these of every dylib (and knows no list of exports there: what else is hidden is so by its visibility).
 LINKERS_OWN: dict[str, set[str]] = {"ELF": set(), "PE": set(), "Mach-O": {"__dso_handle", "_mh_dylib_header"}}
+# Nor does it hide, on x86-64, what the C++ ABI itself makes visible: the description of a function type of built-in types alone (std::function<bool(char)>,
+# in a lexer of the engine). It is weak, and the same in every program.
+BUILT_IN_TYPES = re.compile(r"_ZT[IS]P?F[a-z]+E")
 MACHINES = {"AMD64": "x86_64"}
 BASELINE = {"ssse3", "avx", "avx2", "fma", "f16c", "bmi2"}  # of x86-64-v3, what the engine's code asks for
 NEHALEM = "Nehalem"  # of 2008: SSE4.2, no AVX
@@ -72,7 +75,7 @@ def problems(library: SharedLibrary, platform: Platform) -> list[str]:
     if (library.format, library.machine) != (FORMATS[platform.system], MACHINES.get(platform.processor, platform.processor)):
         found.append(f"it is {library.format} for {library.machine}")
     wanted = abi_names()
-    if extra := sorted(set(library.exports) - set(wanted) - LINKERS_OWN[library.format]):
+    if extra := sorted(name for name in set(library.exports) - set(wanted) - LINKERS_OWN[library.format] if library.format != "Mach-O" or not BUILT_IN_TYPES.fullmatch(name)):
         found.append(f"it shows more than the ABI: {extra[:8]}")
     if lacking := sorted(set(wanted) - set(library.exports)):
         found.append(f"it lacks {lacking[:8]}")

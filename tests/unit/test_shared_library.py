@@ -205,6 +205,11 @@ def test_a_library_of_another_platform(tmp_path: Path) -> None:
     assert "Mach-O for arm64" in platforms.problems(made, platforms.PLATFORMS["linux-x86_64"])[0]
 
 
+def test_a_dylib_may_describe_types_that_are_nobodys(tmp_path: Path) -> None:
+    assert wrong(tmp_path, exports=[*platforms.abi_names(), "_ZTIFbcE", "_ZTSPFbcE", "__dso_handle"]) == []
+    assert "_ZTIN3pyl5StoreE" in wrong(tmp_path, exports=[*platforms.abi_names(), "_ZTIN3pyl5StoreE"])[0]
+
+
 def test_the_table_names_windows_c_runtime_once_and_the_size_of_the_wheel(tmp_path: Path) -> None:
     wheel = tmp_path / "made.whl"
     wheel.write_bytes(bytes(3 << 19))

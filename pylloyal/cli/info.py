@@ -47,10 +47,10 @@ def describe(info: dict[str, Any]) -> list[str]:
 def memory(kind: str, total_bytes: int, free_bytes: int) -> str:
     """A device's memory in words.
 
-    What is not known is reported as 0, or (by some engines) as all of it free. For an accelerator neither number can be relied on
-    then; for a CPU the total can.
+    What is not known is reported as 0, or (by some engines) as all of it free, or more. For an accelerator neither number can be
+    relied on then; for a CPU the total can.
     """
-    if total_bytes == 0 or (kind != "cpu" and free_bytes == total_bytes):
+    if total_bytes == 0 or (kind != "cpu" and free_bytes >= total_bytes):
         return "unknown"
     return f"{size(total_bytes)}, free {'unknown' if kind == 'cpu' and free_bytes in (0, total_bytes) else size(free_bytes)}"
 

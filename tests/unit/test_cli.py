@@ -124,7 +124,7 @@ def test_info_is_for_people_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "total", "free", "words"), [
-    ("gpu", 0, 0, "unknown"), ("gpu", 2**33, 2**33, "unknown"), ("gpu", 2**33, 2**32, "8.0 GiB, free 4.0 GiB"), ("gpu", 2**33, 0, "8.0 GiB, free 0 MiB"),
+    ("gpu", 0, 0, "unknown"), ("gpu", 2**33, 2**33, "unknown"), ("gpu", 2**33, 2**64 - 2**30, "unknown"), ("gpu", 2**33, 2**32, "8.0 GiB, free 4.0 GiB"), ("gpu", 2**33, 0, "8.0 GiB, free 0 MiB"),
     ("cpu", 2**33, 2**33, "8.0 GiB, free unknown"), ("cpu", 0, 0, "unknown")])
 def test_memory_says_unknown_rather_than_a_wrong_number(kind: str, total: int, free: int, words: str) -> None:
     assert memory(kind, total, free) == words

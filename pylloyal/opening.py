@@ -190,7 +190,8 @@ def _reader(name: str) -> Any:
     def read() -> tuple[int, int]:
         for device in engine_devices():
             if device.name == name:
-                return device.free_bytes or 0, device.total_bytes or 0
+                total = device.total_bytes or 0
+                return total if device.free_bytes is None else device.free_bytes, total  # all of it free is what not known looks like
         return 0, 0
 
     return read
@@ -239,8 +240,9 @@ class _Asker:
         return self._known[key]
 
     def _remembered(self, n_ctx: int, s: Settings) -> Measured:
-        engine = system_info()["engine"]
-        words = json.dumps([self._digest, n_ctx, [getattr(s, name) for name in s.__slots__], engine["commit"], engine["cpu"], self._names], sort_keys=True)
+        info = system_info()
+        engine, found = info["engine"], [[device["name"], device["description"]] for device in info["devices"]]  # used without any layers on them, too
+        words = json.dumps([self._digest, n_ctx, [getattr(s, name) for name in s.__slots__], engine["commit"], engine["cpu"], self._names, found], sort_keys=True)
         file = _cache() / f"{hashlib.blake2b(words.encode(), digest_size=16).hexdigest()}.json"
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return Measured({int(device): int(n) for device, n in json.loads(file.read_text())["compute"].items()})

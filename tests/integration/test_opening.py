@@ -17,6 +17,7 @@ from _tiny_specs import SPECS
 import pylloyal
 from pylloyal import FixedPool, Plan, Policy, errors
 from pylloyal.capacity.settings import KV_TYPES
+from pylloyal.kernel.system import system_info
 from pylloyal.opening import Difference, ask_engine, compare
 
 MIB = 1 << 20
@@ -225,6 +226,10 @@ def test_the_engines_answer_is_remembered(paths: dict[str, Path], tmp_path: Path
     monkeypatch.undo()
     monkeypatch.setenv("PYLLOYAL_CACHE_DIR", str(tmp_path))
     pylloyal.open(paths["tiny-llama"], context=256, threads=1).close()
+    info = system_info()
+    monkeypatch.setattr("pylloyal.opening.system_info", lambda: {**info, "devices": [*info["devices"], {"name": "Vulkan9", "description": "another"}]})
+    pylloyal.open(paths["tiny-llama"], context=256, threads=1).close()
+    assert len(list((tmp_path / "dry-runs").iterdir())) == 2  # a device more, and the engine may compute elsewhere
 
 
 def test_verify_from_the_command_line(paths: dict[str, Path]) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pylloyal import opening
 from pylloyal.capacity import devices
 from pylloyal.capacity.devices import Claim, DeviceMemory, FixedPool, Pool, SystemMemory
 from pylloyal.errors import InsufficientMemoryError, InvalidArgumentError
+from pylloyal.kernel.devices import Device
 
 GIB = 1 << 30
 V1_NONE = 9223372036854771712  # PAGE_COUNTER_MAX, "no limit" of version 1
@@ -295,6 +297,14 @@ def test_an_accelerator_that_cannot_tell_is_unknown() -> None:
         assert DeviceMemory("GPU1", lambda: says[0]).free() == 6 * GIB
     says[0] = (0, 8 * GIB)
     assert pool.free() == 0  # full is not unknown
+
+
+@pytest.mark.parametrize("says", [None, 3 * GIB])
+def test_what_the_engine_does_not_know_of_a_device_is_not_taken_for_none_left(monkeypatch: pytest.MonkeyPatch, says: int | None) -> None:
+    monkeypatch.setattr("pylloyal.opening.engine_devices", lambda: [Device("Vulkan0", "a device", "gpu", "Vulkan", says, 8 * GIB)])
+    pool = DeviceMemory("Vulkan0", opening._reader("Vulkan0"))
+    assert (pool.total(), pool.free()) == (8 * GIB, says)
+    assert DeviceMemory("Vulkan1", opening._reader("Vulkan1")).total() is None  # gone
 
 
 # ------------------------------------------------------------------------------------------------------------- threads, collection, fork

@@ -9,6 +9,7 @@
 #include "engine/llama/llama_parts.hpp"
 #include "engine/llama/pretend.hpp"
 #include "ggml-cpu.h"
+#include "llama-ext.h"
 #include "llama-kv-cache-dsa-iswa.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-model.h"
@@ -219,6 +220,12 @@ void need_forkable(const LlamaModel & model, const ContextParams & params, llama
     }
     if (params.deterministic && flash == PYL_FLASH_ATTN_OFF && !model.info().is_recurrent) {
         throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs flash attention: without it the engine sums over all cells of the cache, and where a branch's lie depends on the others");
+    }
+    if (params.deterministic) {
+        for (const auto & [type, bytes] : llama_get_memory_breakdown(context)) {
+            if (bytes.context + bytes.compute == 0 || ggml_backend_buft_is_host(type)) continue;
+            throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs n_gpu_layers = 0 and op_offload = 0: on a device the last bits depend on where a branch's cells lie");
+        }
     }
 }
 

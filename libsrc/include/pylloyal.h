@@ -174,7 +174,7 @@ PYL_API int32_t pyl_live_objects(pyl_live * out);
 
 typedef struct pyl_model_params {
     uint32_t struct_size;
-    int32_t n_gpu_layers; /* layers to put on accelerators; 0 none (default), negative all */
+    int32_t n_gpu_layers; /* layers to put on accelerators, negative for all; 0 (default) for none, and then nothing is computed on one */
     int32_t use_mmap;     /* 1 map the file (default), 0 read it */
     int32_t vocab_only;   /* 1: vocabulary and metadata, no weights; such a model opens no store */
 } pyl_model_params;
@@ -333,8 +333,7 @@ typedef struct pyl_store_params {
                              the same cells either way; recycled ones lie in another order, which can move last bits */
     int32_t deterministic; /* 1: every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits
                              of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default. Needs flash
-                             attention (recurrent models aside), and that no device takes part (n_gpu_layers = 0, op_offload = 0 where
-                             there is one), or PYL_E_UNSUPPORTED. The engine adds up a branch's cells in the order
+                             attention (recurrent models aside) and n_gpu_layers = 0, or PYL_E_UNSUPPORTED. The engine adds up a branch's cells in the order
                              they lie, so it holds until a cell that was given back is taken again (pruning, score_n, swa_full = 0), and
                              with n_threads = 1 or fewer than 512 cells in use: more threads share cells out by where they lie */
     uint32_t n_ubatch;    /* tokens the engine computes at once; 0 (default) for n_batch, at most n_batch, at least n_branches. A smaller one

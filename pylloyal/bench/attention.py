@@ -27,7 +27,7 @@ def rows(setting: Setting) -> Iterator[Row]:
                 def side(sides: Sides, flash: str) -> Side:
                     return sides.product(f"Store, flash_attn={flash}", pick, **work)
 
-                yield from compare(GROUP, what, unit, side(off, "False"), [side(on, "True")], setting.times(7, 2))
+                yield from compare(GROUP, what, unit, side(off, "False"), [side(on, "True")], setting.times(3, 2))
 
             prefix = setting.tokens[:n_cells]
             for n in (1, 8, 32):

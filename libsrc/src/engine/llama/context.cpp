@@ -224,7 +224,7 @@ void need_forkable(const LlamaModel & model, const ContextParams & params, llama
     if (params.deterministic) {
         for (const auto & [type, bytes] : llama_get_memory_breakdown(context)) {
             if (bytes.context + bytes.compute == 0 || ggml_backend_buft_is_host(type)) continue;
-            throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs n_gpu_layers = 0 and op_offload = 0: on a device the last bits depend on where a branch's cells lie");
+            throw Error(PYL_E_UNSUPPORTED, "deterministic = 1 needs n_gpu_layers = 0: on a device the last bits depend on where a branch's cells lie");
         }
     }
 }

@@ -71,6 +71,8 @@ LlamaModel::LlamaModel(const std::string & path, const ModelParams & params) : p
     fingerprint_ = params.no_alloc ? 0 : fingerprint_of(path);
     llama_model_params p = llama_model_default_params();
     p.n_gpu_layers = params.n_gpu_layers;
+    ggml_backend_dev_t no_device[] = {nullptr};
+    if (params.n_gpu_layers == 0) p.devices = no_device;  // or large batches would go to one all the same, with buffers that no plan has
     p.no_alloc = params.no_alloc;
     p.load_mode = params.use_mmap && !params.no_alloc ? LLAMA_LOAD_MODE_MMAP : LLAMA_LOAD_MODE_NONE;
     p.vocab_only = params.vocab_only;

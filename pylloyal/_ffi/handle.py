@@ -15,10 +15,10 @@ from . import load
 
 
 def _release(free: Callable[[Any], int], pointer: Any, generation: int) -> None:
+    last = type(pointer)(pointer.value)
+    pointer.value = None  # before it is freed: whoever comes now is told that it is closed
     # In a forked child the native object does not exist, and a pointer that is still NULL was never filled in.
-    if generation == load.generation and pointer.value:
-        last = type(pointer)(pointer.value)
-        pointer.value = None  # before it is freed: whoever comes now is told that it is closed
+    if generation == load.generation and last:
         free(last)
 
 

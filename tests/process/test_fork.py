@@ -125,6 +125,7 @@ view_before, expected = view.array.copy(), live_objects()
 def by_hand():
     for thing in (store, model, store):
         thing.close()
+        assert thing.is_closed
     assert live_objects() == expected
 def by_the_collector():
     global model, store, root, kid, view

@@ -67,6 +67,8 @@ def main(argv: list[str]) -> int:
     if argv[0] == "--list":
         return subprocess.run([*nox, "--list"], check=False).returncode
     sessions, rest = (TESTS if argv[0] == "tests" else (argv[0],)), argv[1:]
+    if rest[:1] == ["--"]:  # as one would write it for nox
+        rest = rest[1:]
     started = time.monotonic()
     code = subprocess.run([*nox, "--stop-on-first-error", "--sessions", *sessions, *(["--", *rest] if rest else [])], check=False).returncode
     if argv[0] == "tests":

@@ -187,12 +187,14 @@ def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, com
 
 def engine_entry(pin: dict[str, str] | None) -> dict[str, Any]:
     """Which llama.cpp it is, where its source comes from, and what is done to it."""
-    barrier = {"type": "unofficial", "diff": {"text": {"content": "two calls in ggml_barrier: libsrc/cmake/edit_barrier.cmake of pylloyal's source"}}}
+    patches = [{"type": "unofficial", "diff": {"text": {"content": f"{what} of pylloyal's source"}}} for what in (
+        "two calls in ggml_barrier: libsrc/cmake/edit_barrier.cmake",
+        "three calls in ggml-cpu's flash attention: libsrc/cmake/edit_attention.cmake, and what they call, libsrc/src/engine/ggml_cpu/attention.hpp,")]
     if pin is None:
-        return {"version": "unknown: built from LLAMA_CPP_DIR", "pedigree": {"patches": [barrier]}}
+        return {"version": "unknown: built from LLAMA_CPP_DIR", "pedigree": {"patches": patches}}
     archive = f"{pin['package']} {pin['version']} of the Python package index, source archive, folder vendor/llama.cpp"
     return {"version": pin["commit"], "purl": f"pkg:github/ggml-org/llama.cpp@{pin['commit']}",
-            "pedigree": {"commits": [{"uid": pin["commit"]}], "patches": [barrier], "notes": f"Source: {archive}"},
+            "pedigree": {"commits": [{"uid": pin["commit"]}], "patches": patches, "notes": f"Source: {archive}"},
             "externalReferences": [{"type": "source-distribution", "url": f"https://pypi.org/project/{pin['package']}/{pin['version']}/", "comment": archive,
                                     "hashes": [{"alg": "SHA-256", "content": pin["sha256"]}]}]}
 

@@ -1,4 +1,4 @@
-"""The control and the product do the same work: the same greedy tokens, in the regime where decoding is exact (q8_0, flash attention, dispatches of at most 63 rows)."""
+"""The control and the product do the same work: the same greedy tokens, in the regime where decoding is exact (q8_0 weights, flash attention)."""
 from __future__ import annotations
 
 import json

@@ -17,7 +17,7 @@ PROJECTORS = [name for name in SPECS if name.startswith("mmproj-")]
 STATEFUL = {"tiny-qwen35", "tiny-qwen3next", "tiny-falcon-h1", "tiny-granitehybrid", "tiny-nemotron-h", "tiny-lfm2"}
 RECURRENT = {"tiny-mamba", "tiny-mamba2", "tiny-rwkv7"}
 
-# With q8_0 matrices and flash attention, and at most 63 rows a dispatch, decoding is bit-exact however tokens are spread over
+# With q8_0 matrices and flash attention decoding is bit-exact however tokens are spread over
 # dispatches, branches and contexts. The exception are models that hold matrices no quantiser touches: the engine multiplies an
 # f32 matrix (of rows in fours and columns in sixteens) with one row by another routine than with several, which sums in another
 # order. A last bit of that can move a quantised activation by a step, and then logits by a few hundredths; with experts it can

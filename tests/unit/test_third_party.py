@@ -76,7 +76,8 @@ def test_the_engine_is_named_by_commit_and_archive(source: Path, library: Path) 
     reference, = engine["externalReferences"]
     assert reference["hashes"] == [{"alg": "SHA-256", "content": pin["sha256"]}]
     assert f"{pin['package']} {pin['version']}" in reference["comment"]
-    assert "edit_barrier" in json.dumps(engine["pedigree"]["patches"])
+    patches = json.dumps(engine["pedigree"]["patches"])
+    assert "edit_barrier" in patches and "edit_attention" in patches
 
 
 def test_a_tree_of_the_users_own_claims_no_pin(source: Path, library: Path) -> None:

@@ -439,6 +439,7 @@ MAY_INCLUDE = {  # folder -> folders whose headers it may include; "engine" is e
     "engine": set(),
     "engine/stub": {"core", "engine", "engine/stub"},
     "engine/llama": {"core", "engine", "engine/llama"},
+    "engine/ggml_cpu": set(),  # becomes a part of the engine
     "abi": {"abi", "core", "engine"},
 }
 

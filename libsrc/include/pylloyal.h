@@ -335,8 +335,8 @@ typedef struct pyl_store_params {
                              of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default. Needs flash
                              attention (recurrent models aside) and n_gpu_layers = 0, or PYL_E_UNSUPPORTED. The engine adds up a branch's cells in the order
                              they lie, so it holds until a cell that was given back is taken again (pruning, score_n, swa_full = 0), and
-                             with fewer than 512 cells in use or threads that share a branch's attention heads out (they divide their number,
-                             or there are four for each): else they share cells out by where they lie */
+                             with fewer than 512 cells in use or at most twice as many threads as attention heads: more of them share cells
+                             out by where they lie */
     uint32_t n_ubatch;    /* tokens the engine computes at once; 0 (default) for n_batch, at most n_batch, at least n_branches. A smaller one
                              takes less compute buffer: a dispatch is then computed in several parts. Rows that see each other must fit
                              it. PYL_E_UNSUPPORTED below n_batch when swa_full = 0 leaves a window's cells: parts let go of cells that

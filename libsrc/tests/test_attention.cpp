@@ -254,6 +254,15 @@ void what_it_does_not_depend_on() {
                 CHECK(same_bits(row_of(together, of, t), computed(one, 2)));
             }
         }
+        // Nine heads, and threads that do not divide them; around the 512 cells from where on ggml shares out cells.
+        for (const int n_cells : {508, 600}) {
+            Node many = make({.n_heads = 9, .n_shared = 3, .n_tokens = 8, .n_cells = n_cells, .k_type = type, .v_type = type}, 3, forks(500, 8));
+            const Floats all = computed(many);
+            for (int t = 0; t < 8; t += 7) {
+                Node one = alone(many, t);
+                for (const int n_threads : {1, 2, 4, 5, 8, 18}) CHECK(same_bits(row_of(all, many, t), computed(one, n_threads)));
+            }
+        }
         // With what is done to scores; the biased ones are not biased where a token sees its own cell.
         for (const auto & [cap, bias, sunk] : std::initializer_list<std::tuple<float, float, bool>>{{3.0f, 0.0f, false}, {0.0f, 8.0f, false}, {2.0f, 4.0f, true}}) {
             Node done = make({.n_key = 96, .n_value = 96, .n_tokens = 40, .n_cells = 296, .cap = cap, .bias = bias, .k_type = type, .v_type = type}, 9, [](int t, int c) { return c <= 256 + t; });

@@ -27,7 +27,7 @@ def test_neither_company_nor_threads_change_a_bit_of_a_long_branch(model: Model)
     """More than 512 cells, from where on the engine would share one branch's cells out among threads; four heads."""
     text = np.random.default_rng(0).integers(0, 256, 600).tolist()
     read: list[list[np.ndarray]] = []
-    for n_threads, n_others in ((1, 0), (2, 0), (4, 0), (1, 7), (2, 7)):
+    for n_threads, n_others in ((1, 0), (2, 0), (3, 0), (8, 0), (1, 7), (2, 7), (3, 7)):
         with model.store(n_ctx=1024, n_branches=9, n_threads=n_threads) as store:
             root = store.root()
             root.prefill(text)

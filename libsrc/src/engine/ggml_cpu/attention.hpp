@@ -5,7 +5,7 @@
 //    cells that only one of them sees the others read nothing, not even something that is not a number.
 //  * A result depends on what a query sees, in the order of the cells, and on nothing else: not on who is computed beside it, nor
 //    where the cells lie. Each sum runs over the cells one by one, and the scale they are added up in is a power of two, so that
-//    raising it rounds nothing (docs/adr/0012).
+//    raising it rounds nothing that is not 2^-126 of the largest (docs/adr/0012).
 #pragma once
 
 #if defined(__GNUC__) && ((defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)) || (defined(__ARM_NEON) && defined(__aarch64__)))
@@ -32,9 +32,8 @@ constexpr int n_tile = 64;          // cells looked at together: a bit each
 constexpr int max_rows = 64;        // queries of one head of K and V taken through the cells together
 constexpr int max_lone_dims = 1024; // of V, where the sums of one query lie on the stack
 
-typedef float vec __attribute__((vector_size(4 * n_lanes)));
-
 #if defined(__AVX2__)
+typedef float vec __attribute__((vector_size(4 * n_lanes)));
 inline vec load(const float * from) { return (vec) _mm256_loadu_ps(from); }
 inline vec load(const ggml_fp16_t * from) { return (vec) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) from)); }
 inline void store(float * to, vec x) { _mm256_storeu_ps(to, (__m256) x); }
@@ -53,34 +52,33 @@ inline vec power(vec n) {
     return (vec) _mm256_and_ps(_mm256_castsi256_ps(bits), _mm256_cmp_ps((__m256) n, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
 }
 #else
-struct halves { float32x4_t low, high; };
-inline halves split(vec x) { halves h; memcpy(&h, &x, sizeof h); return h; }
-inline vec joined(float32x4_t low, float32x4_t high) { const halves h = {low, high}; vec x; memcpy(&x, &h, sizeof x); return x; }
-inline vec load(const float * from) { return joined(vld1q_f32(from), vld1q_f32(from + 4)); }
+struct vec { float32x4_t low, high; };
+inline vec operator-(vec a, vec b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
+inline vec operator*(vec a, vec b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+inline vec load(const float * from) { return {vld1q_f32(from), vld1q_f32(from + 4)}; }
 inline vec load(const ggml_fp16_t * from) {
     const float16x8_t x = vreinterpretq_f16_u16(vld1q_u16((const uint16_t *) from));
-    return joined(vcvt_f32_f16(vget_low_f16(x)), vcvt_f32_f16(vget_high_f16(x)));
+    return {vcvt_f32_f16(vget_low_f16(x)), vcvt_f32_f16(vget_high_f16(x))};
 }
-inline void store(float * to, vec x) { const halves h = split(x); vst1q_f32(to, h.low); vst1q_f32(to + 4, h.high); }
-inline vec all(float x) { return joined(vdupq_n_f32(x), vdupq_n_f32(x)); }
-inline vec fma(vec a, vec b, vec c) {
-    const halves x = split(a), y = split(b), z = split(c);
-    return joined(vfmaq_f32(z.low, x.low, y.low), vfmaq_f32(z.high, x.high, y.high));
-}
-inline vec larger(vec a, vec b) { const halves x = split(a), y = split(b); return joined(vmaxq_f32(x.low, y.low), vmaxq_f32(x.high, y.high)); }
-inline vec nearest(vec x) { const halves h = split(x); return joined(vrndnq_f32(h.low), vrndnq_f32(h.high)); }
+inline void store(float * to, vec x) { vst1q_f32(to, x.low); vst1q_f32(to + 4, x.high); }
+inline vec all(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+inline vec fma(vec a, vec b, vec c) { return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)}; }
+inline vec larger(vec a, vec b) { return {vmaxq_f32(a.low, b.low), vmaxq_f32(a.high, b.high)}; }
+inline vec nearest(vec x) { return {vrndnq_f32(x.low), vrndnq_f32(x.high)}; }
 inline void store_sums(float * to, vec a, vec b, vec c, vec d) {
-    const halves p = split(a), q = split(b), r = split(c), s = split(d);
-    const float32x4_t low = vpaddq_f32(vpaddq_f32(p.low, q.low), vpaddq_f32(r.low, s.low));
-    const float32x4_t high = vpaddq_f32(vpaddq_f32(p.high, q.high), vpaddq_f32(r.high, s.high));
+    const float32x4_t low = vpaddq_f32(vpaddq_f32(a.low, b.low), vpaddq_f32(c.low, d.low));
+    const float32x4_t high = vpaddq_f32(vpaddq_f32(a.high, b.high), vpaddq_f32(c.high, d.high));
     vst1q_f32(to, vaddq_f32(low, high));
 }
 inline float32x4_t power(float32x4_t n) {
     const int32x4_t bits = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23);
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_s32(bits), vcgeq_f32(n, vdupq_n_f32(-126.0f))));
 }
-inline vec power(vec n) { const halves h = split(n); return joined(power(h.low), power(h.high)); }
+inline vec power(vec n) { return {power(n.low), power(n.high)}; }
 #endif
+
+// Before a loop over what must stay in registers: GCC unrolls too late by itself.
+#define PYL_UNROLL _Pragma("GCC unroll 8")
 
 // 2 to the power of x - scale, for a whole `scale` of at least the nearest whole number to x: the fraction's power first, which
 // does not know the scale. (Taylor's terms; the first that is left out is 5e-9.)
@@ -141,33 +139,33 @@ inline void score(const row * const * rows, const T * const * k, int n, int n_di
         vec sum[R][4] = {};
         for (int d = 0; d < n_dims; d += n_lanes) {
             vec q[R];
-            for (int r = 0; r < R; r++) q[r] = load(rows[r]->q + d);
-            for (int i = 0; i < 4; i++) {
+            PYL_UNROLL for (int r = 0; r < R; r++) q[r] = load(rows[r]->q + d);
+            PYL_UNROLL for (int i = 0; i < 4; i++) {
                 const vec key = load(k[c + i] + d);
-                for (int r = 0; r < R; r++) sum[r][i] = fma(q[r], key, sum[r][i]);
+                PYL_UNROLL for (int r = 0; r < R; r++) sum[r][i] = fma(q[r], key, sum[r][i]);
             }
         }
-        for (int r = 0; r < R; r++) store_sums(scores + r * n_tile + c, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
+        PYL_UNROLL for (int r = 0; r < R; r++) store_sums(scores + r * n_tile + c, sum[r][0], sum[r][1], sum[r][2], sum[r][3]);
     }
 }
 
-// rows[r]->mixed += sum over c of weights[r][c] * v[c], cell by cell.
+// rows[r]->mixed += sum over c of weights[r][c] * v[c], cell by cell; N vectors of it, from dimension d on.
 template <int R, int N, typename T>
 inline void mix(row * const * rows, const T * const * v, int n, int d, const float * weights) {
     vec sum[R][N];
-    for (int r = 0; r < R; r++) {
-        for (int i = 0; i < N; i++) sum[r][i] = load(rows[r]->mixed + d + i * n_lanes);
+    PYL_UNROLL for (int r = 0; r < R; r++) {
+        PYL_UNROLL for (int i = 0; i < N; i++) sum[r][i] = load(rows[r]->mixed + d + i * n_lanes);
     }
     for (int c = 0; c < n; c++) {
         vec value[N];
-        for (int i = 0; i < N; i++) value[i] = load(v[c] + d + i * n_lanes);
-        for (int r = 0; r < R; r++) {
+        PYL_UNROLL for (int i = 0; i < N; i++) value[i] = load(v[c] + d + i * n_lanes);
+        PYL_UNROLL for (int r = 0; r < R; r++) {
             const vec weight = all(weights[r * n_tile + c]);
-            for (int i = 0; i < N; i++) sum[r][i] = fma(weight, value[i], sum[r][i]);
+            PYL_UNROLL for (int i = 0; i < N; i++) sum[r][i] = fma(weight, value[i], sum[r][i]);
         }
     }
-    for (int r = 0; r < R; r++) {
-        for (int i = 0; i < N; i++) store(rows[r]->mixed + d + i * n_lanes, sum[r][i]);
+    PYL_UNROLL for (int r = 0; r < R; r++) {
+        PYL_UNROLL for (int i = 0; i < N; i++) store(rows[r]->mixed + d + i * n_lanes, sum[r][i]);
     }
 }
 
@@ -194,7 +192,7 @@ inline void weigh(row & at, float * scores, const int * cells, int n, const shap
         for (int c = 0; c < n; c++) {
             float s = scores[c] * of.factor;
             if (of.cap != 0.0f) s = of.cap * tanhf(s);
-            if (biased) s += at.slope * GGML_CPU_FP16_TO_FP32(at.mask[first + cells[c]]);
+            if (biased) s = fmaf(at.slope, GGML_CPU_FP16_TO_FP32(at.mask[first + cells[c]]), s);
             scores[c] = s * log2e;
         }
     } else {
@@ -206,7 +204,7 @@ inline void weigh(row & at, float * scores, const int * cells, int n, const shap
     for (int c = 0; c < padded; c += n_lanes) {
         const vec x = larger(all(-1e30f), load(scores + c));  // finite, or not a number
         store(scores + c, x);
-        most = larger(x, most);  // what is not a number is passed over, and comes out in its weight
+        most = larger(x, most);  // whatever that makes of what is not a number: its weight is none either
     }
     float lane[n_lanes], top = -1e30f;
     store(lane, nearest(most));
@@ -303,12 +301,9 @@ inline bool takes(const ggml_compute_params * params, const ggml_tensor * node) 
     return !params->use_ref && q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && node->nb[0] == sizeof(float) && v->ne[0] <= max_lone_dims;
 }
 
-// Whether threads share one token's heads out among themselves, as they do those of several, and not its cells: where that keeps
-// them all about as busy, for then nothing depends on how many they are.
-inline bool by_heads(const ggml_compute_params * params, const ggml_tensor * node) {
-    const int64_t n_heads = node->src[0]->ne[2];
-    return takes(params, node) && (n_heads % params->nth == 0 || n_heads >= 4 * params->nth);
-}
+// Whether threads share one token's heads out among themselves, as they do those of several, and not its cells, which would be added
+// up in parts: unless most of them had nothing to do.
+inline bool by_heads(const ggml_compute_params * params, const ggml_tensor * node) { return takes(params, node) && 2 * node->src[0]->ne[2] >= params->nth; }
 
 // The rows from ir0 to ir1 of a flash attention node, as ggml numbers them (head by head); false where ggml has to do them itself.
 // With `partials`, which are those of the cells from begin to end, a row at a time.

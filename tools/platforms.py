@@ -158,11 +158,12 @@ def prove(platform: Platform, folder: Path, here: dict[str, list[str]] | None) -
     runner = emulator(platform)
     if runner is None:
         return MISSING[platform.name], None
+    program = next(path for path in (folder / "tests" / "prove", folder / "prove.exe") if path.exists())
+    run([*runner, str(program)])  # alone, for Wine makes its home with the first program, and a second one beside it finds half of that
     tested = run([build_lib.program("ctest") or "ctest", "--test-dir", str(folder), "--output-on-failure", "--parallel", str(os.cpu_count() or 1)])
     passed = re.search(r"(\d+)% tests passed.*out of (\d+)", tested.stdout)
     if tested.returncode or not passed:
         raise BuildError(f"the tests of {platform.name} failed:\n{tested.stdout[-6000:]}{tested.stderr[-2000:]}")
-    program = next(path for path in (folder / "tests" / "prove", folder / "prove.exe") if path.exists())
     done = run([*runner, str(program), str(MODEL)])
     said = tell(done.stdout)
     if done.returncode or "tokens" not in said:

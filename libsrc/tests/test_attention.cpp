@@ -1,5 +1,8 @@
 // Attention of ours inside ggml's CPU backend (src/engine/ggml_cpu/attention.hpp), asked through a flash attention node of a graph as
 // llama.cpp makes them: beside the definition in double, and beside itself, bit for bit, where a query sees the same.
+// `test_attention times` prints what nodes take; built with -DPYL_ATTENTION=stock it prints what ggml's take, and tests nothing.
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -62,8 +65,8 @@ void fill(ggml_tensor * t, Floats & from) {
     else ggml_get_type_traits(t->type)->to_float(t->data, from.data(), n);
 }
 
-// [token][head][d]; `of` is left with the numbers as they were rounded.
-Floats computed(Node & of, int n_threads = 1) {
+// [token][head][d]; `of` is left with the numbers as they were rounded. *ms is set to the median of five times ten runs.
+Floats computed(Node & of, int n_threads = 1, double * ms = nullptr) {
     const size_t bytes = 8 * (of.q.size() + of.k.size() + of.v.size() + of.mask.size()) + size_t(of.n_tokens) * of.n_heads * of.n_value * 4 + (4u << 20);
     ggml_context * ctx = ggml_init({bytes, nullptr, false});
     ggml_tensor * q = ggml_new_tensor_3d(ctx, GGML_TYPE_F32, of.n_key, of.n_tokens, of.n_heads);
@@ -102,6 +105,16 @@ Floats computed(Node & of, int n_threads = 1) {
     std::vector<uint8_t> work(plan.work_size + beyond, 0xA5);
     plan.work_data = work.data();
     ggml_graph_compute(graph, &plan);
+    if (ms) {
+        std::vector<double> took;
+        for (int i = 0; i < 5; i++) {
+            const auto start = std::chrono::steady_clock::now();
+            for (int n = 0; n < 10; n++) ggml_graph_compute(graph, &plan);
+            took.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count() / 10);
+        }
+        std::sort(took.begin(), took.end());
+        *ms = took[2];
+    }
     bool kept = true;
     for (size_t i = plan.work_size; i < work.size(); i++) kept &= work[i] == 0xA5;
     CHECK(kept);  // no thread wrote beyond the node's memory
@@ -310,10 +323,28 @@ void what_is_not_a_number_stays_with_who_sees_it() {
     }
 }
 
+// One thread; SmolLM2-135M's heads.
+void times() {
+    struct { const char * what; int n_tokens, prefix, n_own; } const rows[] = {
+        {"1", 1, 2048, 8}, {"8", 8, 2048, 8}, {"32", 32, 2048, 8}, {"32, nothing seen by all", 32, 0, 256}, {"512, all cells seen", 512, 2048, 0}};
+    for (const ggml_type type : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+        for (const auto & row : rows) {
+            Node of = make({.n_heads = 9, .n_shared = 3, .n_tokens = row.n_tokens, .n_cells = row.prefix + row.n_own * row.n_tokens, .k_type = type, .v_type = type}, 1, forks(row.prefix, row.n_tokens));
+            double ms = 0;
+            const Floats got = computed(of, 1, &ms);
+            std::printf("%s, %s: %.3f ms, %.1e from the definition\n", ggml_type_name(type), row.what, ms, double(apart(got, defined(of))));
+        }
+    }
+}
+
 }  // namespace
 
-int main() {
+int main(int argc, char ** argv) {
     ggml_cpu_init();
+    if (argc == 2 && std::string(argv[1]) == "times") {
+        times();
+        return 0;
+    }
     what_it_is();
     what_it_does_not_depend_on();
     what_is_not_a_number_stays_with_who_sees_it();

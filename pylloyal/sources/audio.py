@@ -45,14 +45,15 @@ class Audio:
     ----------
     source : path, bytes or file object
     start, end : float
-        The stretch to hear, in seconds from its beginning.
+        The stretch to hear, in seconds from its beginning. What lies before it is decoded, and not kept.
     max_s : float
-        More than this is refused.
+        A stretch of more than this is refused.
 
     Raises
     ------
     MediaDecodeError, UnsupportedMediaError
-        When the prompt is made: only then is the projector's rate known.
+        When the prompt is made: only then is the projector's rate known. Samples that are no numbers are refused by the prompt
+        (:class:`~pylloyal.errors.MediaError`), with the name of the file.
     """
 
     def __init__(self, source: ImageSource, *, start: float = 0.0, end: float | None = None, max_s: float = 3600.0) -> None:
@@ -85,7 +86,15 @@ class Audio:
                     raise errors.UnsupportedMediaError(f"{name}: its sound codec is not known here")
                 resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
                 blocks: list[npt.NDArray[np.float32]] = []
-                n, damaged, most = 0, 0, int(self.max_s * rate)
+                first = int(self.start * rate)
+                n, damaged, most = 0, 0, first + int(self.max_s * rate)  # n counts from the file's beginning
+
+                def keep(part: av.AudioFrame) -> int:
+                    block = part.to_ndarray().reshape(-1).astype(np.float32)
+                    if n + block.size > first:
+                        blocks.append(block[max(0, first - n) :])
+                    return int(block.size)
+
                 for packet in container.demux(stream):
                     try:
                         frames = packet.decode()
@@ -94,21 +103,21 @@ class Audio:
                         continue
                     for frame in frames:
                         for part in resampler.resample(frame):
-                            blocks.append(part.to_ndarray().reshape(-1).astype(np.float32))
-                            n += blocks[-1].size
+                            n += keep(part)
                     if self.end is not None and n >= self.end * rate:
                         break
                     if n > most:
                         raise errors.UnsupportedMediaError(f"{name}: more than {self.max_s:g} s of sound")
-                blocks += [part.to_ndarray().reshape(-1).astype(np.float32) for part in resampler.resample(None)]
+                for part in resampler.resample(None):
+                    n += keep(part)
                 codec, own = stream.codec_context.name, stream.codec_context.sample_rate
         except errors.PylloyalError:
             raise
         except Exception as error:  # decoders raise whatever comes out of broken bytes
             raise errors.MediaDecodeError(f"{name}: {type(error).__name__}: {error}") from error
         samples = np.concatenate(blocks) if blocks else np.empty(0, np.float32)
-        samples = samples[int(self.start * rate) : None if self.end is None or math.isinf(self.end) else int(self.end * rate)]
+        samples = samples[: None if self.end is None or math.isinf(self.end) else max(0, int(self.end * rate) - first)]
         if not samples.size:
             raise errors.MediaDecodeError(f"{name}: no sound can be decoded" + (f"; {damaged} packets are damaged" if damaged else ""))
         self.report = AudioReport(name, codec, own, samples.size / rate, damaged)
-        return np.ascontiguousarray(np.nan_to_num(samples, nan=0.0, posinf=1.0, neginf=-1.0))
+        return np.ascontiguousarray(samples)

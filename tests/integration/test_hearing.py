@@ -209,10 +209,12 @@ def test_what_it_cannot_hear_is_refused_by_name(ear: Ear, tmp_path: Path) -> Non
             ear.prompt("a", SoundPart(samples))
         assert caught.value.index == 1
     path = tmp_path / "loud.wav"
-    loud = noise(0.1) * np.float32(1e30)
-    path.write_bytes(b"RIFF" + struct.pack("<I", 36 + loud.nbytes) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, 4 * RATE, 4, 32) + b"data" + struct.pack("<I", loud.nbytes) + loud.tobytes())
-    with pytest.raises(errors.MediaError, match=r"loud\.wav: .*beyond 65536"):
-        ear.prompt(Audio(path))
+    for wrong in (1e30, np.nan, np.inf):
+        loud = noise(0.1)
+        loud[700] = wrong
+        path.write_bytes(b"RIFF" + struct.pack("<I", 36 + loud.nbytes) + b"WAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, 4 * RATE, 4, 32) + b"data" + struct.pack("<I", loud.nbytes) + loud.tobytes())
+        with pytest.raises(errors.MediaError, match=r"loud\.wav: .*no number, or beyond 65536"):
+            ear.prompt(Audio(path))
     with pytest.raises(errors.ProjectorMismatchError, match="does not see") as unseen:
         ear.prompt("a", PixelPart(np.zeros((8, 8, 3), np.uint8)))
     assert unseen.value.index == 1

@@ -437,6 +437,11 @@ def test_sound_at_another_rate() -> None:
     assert len(Audio(made.tone(), end=float("inf")).decode(8000)) == 4000
     with pytest.raises(errors.UnsupportedMediaError, match=r"more than 0\.1 s"):
         Audio(made.tone(), max_s=0.1).decode(8000)
+    whole = Audio(made.tone()).decode(16000)
+    for start in (0.0, 0.0301, 0.2, 0.4):
+        assert np.array_equal(Audio(made.tone(), start=start, end=start + 0.1, max_s=0.1).decode(16000), whole[int(start * 16000) : int((start + 0.1) * 16000)]), "max_s is of the stretch"
+    with pytest.raises(errors.UnsupportedMediaError, match=r"more than 0\.1 s"):
+        Audio(made.tone(), start=0.2, max_s=0.1).decode(16000)
     with pytest.raises(errors.UnsupportedMediaError, match="no sound"):
         Audio(raw_of("mp4 cfr")).decode(8000)
     with pytest.raises(errors.MediaDecodeError, match="no sound can be decoded"):

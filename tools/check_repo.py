@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PATTERNS = {
     "an absolute path of somebody's machine": re.compile(r"(?<![\w.])/(?:root|work|home/\w+|Users/\w+)/"),
-    "a download address": re.compile(r"https?://[^\s)>\"']*(?:/simple/|\.whl|\.tgz|\.tar\.gz|/pool/)|files\.python" + r"hosted|registry\.np" + r"mjs"),
+    "a download address": re.compile(r"https?://[^\s)>\"']*(?:/simple/|\.whl|\.tgz|\.tar\.gz|/pool/)|files\.python" + r"hosted|py" + r"pi\.org|registry\.np" + r"mjs"),
 }
 
 

@@ -117,7 +117,7 @@ def python_requirements(project: dict[str, Any]) -> Iterator[tuple[str, str, str
             yield re.split(r"[^\w.-]", requirement)[0], f"{requirement}; extra == '{extra}'", "optional"
 
 
-def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, compiler: str, cpu: str, threads: str, models: list[Path], static: Path | None = None,
+def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, compiler: str, cpu: str, threads: str, attention: str, models: list[Path], static: Path | None = None,
          python: bool = True) -> dict[str, Any]:
     """A CycloneDX 1.6 document of the wheel, or of the install tree, that holds ``library``.
 
@@ -139,7 +139,7 @@ def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, com
     root, kernel, engine = f"pkg:pypi/{name}@{version}" if python else f"{name}-install-tree", "libpylloyal", "llama.cpp"
     found: list[dict[str, Any]] = [{
         "type": "library", "bom-ref": kernel, "name": "libpylloyal", "version": version, "licenses": licensed(project["license"]), "hashes": [{"alg": "SHA-256", "content": sha256_of(library)}],
-        "properties": [{"name": f"pylloyal:{key}", "value": value} for key, value in (("compiler", compiler), ("cpu", cpu), ("processor", processor), ("threads", threads))]}]
+        "properties": [{"name": f"pylloyal:{key}", "value": value} for key, value in (("compiler", compiler), ("cpu", cpu), ("processor", processor), ("threads", threads), ("attention", attention))]}]
     for row in components(processor):
         version_is = version_of(row, source)
         entry: dict[str, Any] = {"type": "library", "bom-ref": slug(row.name), "name": row.name, "description": row.what, "licenses": licensed(row.licence)}
@@ -150,7 +150,7 @@ def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, com
         if row.purl:
             entry["purl"] = row.purl + (f"@{version_is}" if version_is else "")
         if row.name == engine:
-            entry |= engine_entry(pin if pinned else None)
+            entry |= engine_entry(pin if pinned else None, threads, attention)
         found.append(entry)
     runtime = next((needed.decode() for needed in RUNTIMES if needed in library.read_bytes()), None)
     found[0]["properties"].append({"name": "pylloyal:cxx-runtime", "value": f"{runtime}, of the system" if runtime else "linked in"})
@@ -185,17 +185,19 @@ def sbom(source: Path, library: Path, processor: str, *, engine_commit: str, com
     return document | {"serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, digest)}"}
 
 
-def engine_entry(pin: dict[str, str] | None) -> dict[str, Any]:
+def engine_entry(pin: dict[str, str] | None, threads: str, attention: str) -> dict[str, Any]:
     """Which llama.cpp it is, where its source comes from, and what is done to it."""
-    patches = [{"type": "unofficial", "diff": {"text": {"content": f"{what} of pylloyal's source"}}} for what in (
-        "two calls in ggml_barrier: libsrc/cmake/edit_barrier.cmake",
-        "three calls in ggml-cpu's flash attention: libsrc/cmake/edit_attention.cmake, and what they call, libsrc/src/engine/ggml_cpu/attention.hpp,")]
+    edits = {
+        "two calls in ggml_barrier: libsrc/cmake/edit_barrier.cmake": threads == "blocking",
+        "three calls in ggml-cpu's flash attention: libsrc/cmake/edit_attention.cmake, and what they call, libsrc/src/engine/ggml_cpu/attention.hpp,": attention == "shared"}
+    patches = [{"type": "unofficial", "diff": {"text": {"content": f"{what} of pylloyal's source"}}} for what, is_made in edits.items() if is_made]
+    pedigree: dict[str, Any] = {"patches": patches} if patches else {}
     if pin is None:
-        return {"version": "unknown: built from LLAMA_CPP_DIR", "pedigree": {"patches": patches}}
+        return {"version": "unknown: built from LLAMA_CPP_DIR", "pedigree": pedigree}
     archive = f"{pin['package']} {pin['version']} of the Python package index, source archive, folder vendor/llama.cpp"
     return {"version": pin["commit"], "purl": f"pkg:github/ggml-org/llama.cpp@{pin['commit']}",
-            "pedigree": {"commits": [{"uid": pin["commit"]}], "patches": patches, "notes": f"Source: {archive}"},
-            "externalReferences": [{"type": "source-distribution", "url": f"https://pypi.org/project/{pin['package']}/{pin['version']}/", "comment": archive,
+            "pedigree": {"commits": [{"uid": pin["commit"]}], **pedigree, "notes": f"Source: {archive}"},
+            "externalReferences": [{"type": "source-distribution", "url": f"pkg:pypi/{pin['package']}@{pin['version']}", "comment": archive,
                                     "hashes": [{"alg": "SHA-256", "content": pin["sha256"]}]}]}
 
 
@@ -212,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--compiler", default="")
     parser.add_argument("--cpu", default="")
     parser.add_argument("--threads", default="")
+    parser.add_argument("--attention", default="")
     parser.add_argument("--model", type=Path, action="append", default=[])
     args = parser.parse_args(argv)
     if args.what == "sbom" and args.library is None:
@@ -220,8 +223,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.what == "notices":
             text = notices(args.source, args.processor)
         else:
-            made = sbom(args.source, args.library, args.processor, engine_commit=args.engine_commit, compiler=args.compiler, cpu=args.cpu, threads=args.threads, models=args.model,
-                        static=args.static, python=not args.no_python)
+            made = sbom(args.source, args.library, args.processor, engine_commit=args.engine_commit, compiler=args.compiler, cpu=args.cpu, threads=args.threads, attention=args.attention,
+                        models=args.model, static=args.static, python=not args.no_python)
             text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_bytes(text.encode("utf-8"))

@@ -308,7 +308,7 @@ int main(int argc, char ** argv) try {
     llama_backend_init();
     if (argc == 5 && std::string(argv[1]) == "first") return first(argv[2], argv[3], std::atoi(argv[4]));
     check(argc == 1, "usage: bench_control | bench_control first MODEL TEXT_FILE N_THREADS");
-    std::cout << Json{{"runner", "control"}, {"versions", {{"llama.cpp", PYL_ENGINE_COMMIT}, {"cpu", PYL_CPU}, {"threads", PYL_THREADS}}}} << std::endl;
+    std::cout << Json{{"runner", "control"}, {"versions", {{"llama.cpp", PYL_ENGINE_COMMIT}, {"cpu", PYL_CPU}, {"threads", PYL_THREADS}, {"attention", PYL_ENGINE_ATTENTION}}}} << std::endl;
     Control control;
     for (std::string line; std::getline(std::cin, line);) {
         try {

@@ -72,7 +72,7 @@ if(PYL_ENGINE STREQUAL "llama")
     endif()
     execute_process(COMMAND \"${Python3_EXECUTABLE}\" \"${PYL_THIRD_PARTY}\" sbom --no-python --source \"${PYL_LLAMA_SOURCE}\" --processor \"${CMAKE_SYSTEM_PROCESSOR}\"
       --library \"\${_tree}/$<IF:$<PLATFORM_ID:Windows>,bin,lib>/$<TARGET_FILE_NAME:pylloyal_sdk>\" \${_static} --engine-commit \"${PYL_LLAMA_COMMIT}\"
-      --compiler \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\" --cpu ${PYL_CPU} --threads ${PYL_THREADS}
+      --compiler \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\" --cpu ${PYL_CPU} --threads ${PYL_THREADS} --attention ${PYL_ATTENTION}
       --out \"\${_tree}/share/doc/pylloyal/pylloyal.cdx.json\" COMMAND_ERROR_IS_FATAL ANY)"
     COMPONENT sdk)
 endif()

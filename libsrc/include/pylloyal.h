@@ -79,7 +79,7 @@ PYL_API int32_t pyl_abi_version(void);
  * for bindings to compare with their own. Owned (pyl_text_free). Thread: any. */
 PYL_API int32_t pyl_abi_layout(pyl_text ** out);
 
-/* What this library is, as JSON: version, abi_version, engine.{name,commit,cpu,threads}, backends [names], cpu_features
+/* What this library is, as JSON: version, abi_version, engine.{name,commit,cpu,threads,attention}, backends [names], cpu_features
  * [names the code was compiled to use], cpu_missing [those this machine lacks: opening a model then refuses]. Owned
  * (pyl_text_free). Thread: any. */
 PYL_API int32_t pyl_build_info(pyl_text ** out);
@@ -335,8 +335,8 @@ typedef struct pyl_store_params {
                              of its logits; commit_n and tick_n then take a dispatch for each branch. 0 is the default. Needs flash
                              attention (recurrent models aside) and n_gpu_layers = 0, or PYL_E_UNSUPPORTED. The engine adds up a branch's cells in the order
                              they lie, so it holds until a cell that was given back is taken again (pruning, score_n, swa_full = 0), and
-                             with fewer than 512 cells in use or at most twice as many threads as attention heads: more of them share cells
-                             out by where they lie */
+                             with fewer than 512 cells in use, or one thread, or, where attention is this library's own (docs/adr/0012), at
+                             most twice as many threads as attention heads: others share cells out by where they lie */
     uint32_t n_ubatch;    /* tokens the engine computes at once; 0 (default) for n_batch, at most n_batch, at least n_branches. A smaller one
                              takes less compute buffer: a dispatch is then computed in several parts. Rows that see each other must fit
                              it. PYL_E_UNSUPPORTED below n_batch when swa_full = 0 leaves a window's cells: parts let go of cells that
@@ -719,8 +719,8 @@ PYL_API int32_t pyl_score_n(pyl_store * store, pyl_branch source, const int32_t 
  * Errors: PYL_E_STALE, PYL_E_POISONED, PYL_E_OUT_OF_MEMORY, PYL_E_UNSUPPORTED (this memory cannot be saved). Thread: store. */
 PYL_API int32_t pyl_branch_save(pyl_store * store, pyl_branch branch, uint32_t flags, pyl_text ** out);
 
-/* Makes a new root of a saved branch: it continues token for token, bit for bit if its cells lay in the order of its tokens (after
- * pruning, and with swa_full = 0, they may not, and last bits may differ). All or nothing. The bytes are checked against damage, not
+/* Makes a new root of a saved branch: it continues token for token, in a library built the same way bit for bit if its cells lay in the order of its
+ * tokens (after pruning, and with swa_full = 0, they may not, and last bits may differ). All or nothing. The bytes are checked against damage, not
  * against malice: load what you would also load as a model.
  * Errors: PYL_E_FORMAT (damaged, or not a saved branch), PYL_E_UNSUPPORTED (saved with another model, engine, KV type or flash
  * attention; the message names both sides; or so far on that in this store positions could get beyond 2^24), PYL_E_NO_LEASE,

@@ -61,7 +61,7 @@ float apart(const Row & a, const Row & b) {
     return most;
 }
 
-// The settings under which decoding is bit-exact: flash attention, one thread, at most 63 rows computed at once.
+// The settings under which decoding is bit-exact with ggml's own attention too: flash attention, one thread, at most 63 rows computed at once.
 llama_context_params settings() {
     llama_context_params p = llama_context_default_params();
     p.n_ctx = 512;

@@ -21,7 +21,7 @@ def environment(setting: Setting) -> dict[str, Any]:
     return {
         "cpu": cpu_name(), "cpu_features": info["cpu_features"], "usable_cores": len(usable_cores()), "n_threads": setting.n_threads,
         "system": platform.platform(), "python": platform.python_version(),
-        "pylloyal": info["version"], "engine_commit": engine["commit"], "preset": engine["cpu"], "threads": engine["threads"],
+        "pylloyal": info["version"], "engine_commit": engine["commit"], "preset": engine["cpu"], "threads": engine["threads"], "attention": engine["attention"],
         "model": model_facts(setting.model), "flash_attn": setting.flash_attn, "is_quick": setting.is_quick, "control": control_facts(setting), "peers": sorted(setting.peers),
     }
 
@@ -40,7 +40,7 @@ def control_facts(setting: Setting) -> dict[str, Any] | None:
 def is_same_engine(facts: dict[str, Any]) -> bool:
     """Whether the control was built as the library was; ratios to another engine compare two engines. True where it does not say."""
     control = facts["control"] or {}
-    return all(control.get(theirs, facts[ours]) == facts[ours] for theirs, ours in (("llama.cpp", "engine_commit"), ("cpu", "preset"), ("threads", "threads")))
+    return all(control.get(theirs, facts[ours]) == facts[ours] for theirs, ours in (("llama.cpp", "engine_commit"), ("cpu", "preset"), ("threads", "threads"), ("attention", "attention")))
 
 
 def model_facts(path: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def _head(facts: dict[str, Any]) -> Iterator[str]:
     model = facts["model"]
     yield f"{model['name']}" + (f" ({model['architecture']}, {model['bytes']:,} bytes, header sha256 {model['header_sha256'][:16]})" if "header_sha256" in model else "")
     yield f"{facts['cpu']}, {facts['n_threads']} threads on {facts['usable_cores']} usable cores, {facts['system']}, Python {facts['python']}"
-    yield f"pylloyal {facts['pylloyal']}, engine {facts['engine_commit']}, built {facts['preset']}, {facts['threads']} threads, flash attention {facts['flash_attn']}"
+    yield f"pylloyal {facts['pylloyal']}, engine {facts['engine_commit']}, built {facts['preset']}, {facts['threads']} threads, {facts['attention']} attention, flash attention {facts['flash_attn']}"
     yield f"compiled for: {' '.join(facts['cpu_features']) or 'any CPU'}"
     if not is_same_engine(facts):
         yield f"THE CONTROL IS ANOTHER ENGINE, or built otherwise: {', '.join(f'{key} {value}' for key, value in facts['control'].items())}"

@@ -33,7 +33,7 @@ def describe(info: dict[str, Any]) -> list[str]:
     """
     engine = info["engine"]
     rows = [("library", info["library"]), ("version", f"{info['version']} (ABI {info['abi_version']})"), ("engine", f"{engine['name']}, commit {engine['commit']}"),
-            ("built for", f"{engine['cpu']} CPU, {engine['threads']} threads"), ("backends", " ".join(info["backends"]) or "none"),
+            ("built for", f"{engine['cpu']} CPU, {engine['threads']} threads, {engine['attention']} attention"), ("backends", " ".join(info["backends"]) or "none"),
             ("cpu features", " ".join(info["cpu_features"]) or "none needed")]
     if info["cpu_missing"]:
         rows.append(("cpu lacks", " ".join(info["cpu_missing"]) + ": models cannot be opened on this machine with this library"))

@@ -59,7 +59,8 @@ class Store(Handle):
         Every dispatch holds one branch only, so that what is decoded beside a branch cannot move the last bits of its logits: the
         same calls on it give the same tokens in any company. Slower: a tick takes a dispatch for each branch. Needs flash
         attention (recurrent models aside) and a model opened with ``gpu_layers=0``; holds until cells that were given back are taken again (pruning,
-        :meth:`score`, ``swa_full=False``), and with fewer than 512 cells in use, or at most twice as many threads as attention heads.
+        :meth:`score`, ``swa_full=False``), and with fewer than 512 cells in use, or one thread, or, where attention is this library's own
+        (docs/adr/0012), at most twice as many threads as attention heads.
     n_ubatch : int, optional
         Tokens the engine computes at once; ``n_batch`` by default, at least ``n_branches``. A smaller one takes less memory for
         intermediate results, and a dispatch is computed in several parts. Pictures whose rows see each other must fit it, and with

@@ -18,7 +18,7 @@ from pylloyal.bench.table import number, progress, table
 
 ENVIRONMENT: dict[str, Any] = {
     "cpu": "a CPU", "cpu_features": ["avx2", "fma"], "usable_cores": 2, "n_threads": 2, "system": "a system", "python": "3.11", "pylloyal": "0.1", "engine_commit": "0123456789abcdef",
-    "preset": "native", "threads": "blocking", "model": {"name": "m.gguf", "architecture": "llama", "bytes": 1234, "header_sha256": "ab" * 32}, "flash_attn": "on", "is_quick": False,
+    "preset": "native", "threads": "blocking", "attention": "shared", "model": {"name": "m.gguf", "architecture": "llama", "bytes": 1234, "header_sha256": "ab" * 32}, "flash_attn": "on", "is_quick": False,
     "control": None, "peers": [], "state": "quiet",
     "noise": {"ticks": {"before": {"spread": 1.05, "waited": 0.004, "steal": None}, "after": {"spread": 1.06, "waited": 0.001, "steal": 0.001}}},
 }
@@ -228,8 +228,8 @@ def test_progress_tells_no_figure() -> None:
 
 
 def test_a_control_that_is_another_engine_is_said() -> None:
-    same = {"llama.cpp": ENVIRONMENT["engine_commit"], "cpu": "native", "threads": "blocking"}
-    for control, is_said in ((None, False), (same, False), ({"of": "something that does not say"}, False), ({**same, "llama.cpp": "fedcba"}, True), ({**same, "cpu": "portable"}, True)):
+    same = {"llama.cpp": ENVIRONMENT["engine_commit"], "cpu": "native", "threads": "blocking", "attention": "shared"}
+    for control, is_said in ((None, False), (same, False), ({"of": "something that does not say"}, False), ({**same, "llama.cpp": "fedcba"}, True), ({**same, "cpu": "portable"}, True), ({**same, "attention": "stock"}, True)):
         assert ("THE CONTROL IS ANOTHER ENGINE" in table(Report({**ENVIRONMENT, "control": control}, ROWS))) is is_said
 
 

@@ -35,7 +35,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def made(source: Path, library: Path, **changes: Any) -> dict[str, Any]:
-    given: dict[str, Any] = {"engine_commit": read_pin()["commit"], "compiler": "GNU 1.2", "cpu": "portable", "threads": "blocking", "models": []}
+    given: dict[str, Any] = {"engine_commit": read_pin()["commit"], "compiler": "GNU 1.2", "cpu": "portable", "threads": "blocking", "attention": "shared", "models": []}
     return third_party.sbom(source, library, changes.pop("processor", "x86_64"), **(given | changes))
 
 
@@ -76,8 +76,18 @@ def test_the_engine_is_named_by_commit_and_archive(source: Path, library: Path) 
     reference, = engine["externalReferences"]
     assert reference["hashes"] == [{"alg": "SHA-256", "content": pin["sha256"]}]
     assert f"{pin['package']} {pin['version']}" in reference["comment"]
-    patches = json.dumps(engine["pedigree"]["patches"])
-    assert "edit_barrier" in patches and "edit_attention" in patches
+
+
+@pytest.mark.parametrize("commit", [read_pin()["commit"], "LLAMA_CPP_DIR"])
+@pytest.mark.parametrize(("threads", "attention", "edits"), [("blocking", "shared", {"edit_barrier", "edit_attention"}), ("blocking", "stock", {"edit_barrier"}),
+                                                             ("spinning", "shared", {"edit_attention"}), ("openmp", "stock", set())])
+def test_the_edits_that_were_made_are_named_and_no_others(source: Path, library: Path, commit: str, threads: str, attention: str, edits: set[str]) -> None:
+    document = made(source, library, engine_commit=commit, threads=threads, attention=attention)
+    pedigree = named(document, "llama.cpp").get("pedigree", {})
+    assert set(re.findall(r"edit_\w+", json.dumps(pedigree))) == edits
+    assert pedigree.get("patches") != []
+    properties = {entry["name"]: entry["value"] for entry in named(document, "libpylloyal")["properties"]}
+    assert (properties["pylloyal:threads"], properties["pylloyal:attention"]) == (threads, attention)
 
 
 def test_a_tree_of_the_users_own_claims_no_pin(source: Path, library: Path) -> None:
@@ -132,7 +142,7 @@ def test_the_install_tree_has_two_libraries_and_no_python_packages(source: Path,
     assert below[refs[0]] == ["libpylloyal", "libpylloyal-static"]
     assert below["libpylloyal"] == [*below["libpylloyal-static"], "cxx-runtime"]
     assert named(document, "libpylloyal")["hashes"] != named(document, "libpylloyal (static)")["hashes"]
-    assert "pkg:pypi" not in json.dumps(document["components"])
+    assert not any("pkg:pypi" in entry.get("purl", "") for entry in document["components"])
     assert "purl" not in document["metadata"]["component"]
 
 

@@ -99,7 +99,7 @@ int32_t pyl_build_info(pyl_text ** out) {
         need(out != nullptr, "out is NULL");
         const EngineInfo info = main_engine().info();
         *out = new_text("{\"version\":" + json_quote(PYL_VERSION) + ",\"abi_version\":" + std::to_string(PYL_ABI_VERSION) + ",\"engine\":{\"name\":" + json_quote(info.name) +
-                        ",\"commit\":" + json_quote(info.commit) + ",\"cpu\":" + json_quote(info.cpu) + ",\"threads\":" + json_quote(info.threads) + "},\"backends\":" + names(info.backends) +
+                        ",\"commit\":" + json_quote(info.commit) + ",\"cpu\":" + json_quote(info.cpu) + ",\"threads\":" + json_quote(info.threads) + ",\"attention\":" + json_quote(info.attention) + "},\"backends\":" + names(info.backends) +
                         ",\"cpu_features\":" + names(info.cpu_features) + ",\"cpu_missing\":" + names(info.cpu_missing) + "}");
     });
 }

@@ -257,7 +257,7 @@ struct Device {
 };
 
 struct EngineInfo {
-    std::string name, commit, cpu, threads;
+    std::string name, commit, cpu, threads, attention;
     std::vector<std::string> backends, cpu_features, cpu_missing;
 };
 

@@ -115,7 +115,7 @@ std::vector<std::string> missing_features() {
 
 // Backends are registered by code such a CPU cannot run: it has none.
 EngineInfo info() {
-    EngineInfo out{"llama.cpp", PYL_ENGINE_COMMIT, PYL_CPU, PYL_THREADS, {}, {}, missing_features()};
+    EngineInfo out{"llama.cpp", PYL_ENGINE_COMMIT, PYL_CPU, PYL_THREADS, PYL_ENGINE_ATTENTION, {}, {}, missing_features()};
     for (const Feature & f : features()) {
         if (f.is_used) out.cpu_features.emplace_back(f.name);
     }

@@ -399,7 +399,7 @@ private:
 
 const Engine & stub_engine() {
     static const Engine engine{
-        [] { return EngineInfo{"stub", "none", "none", "none", {"stub"}, {}, {}}; },
+        [] { return EngineInfo{"stub", "none", "none", "none", "none", {"stub"}, {}, {}}; },
         [] { return std::vector<Device>{}; },
         [](const std::string & path, const ModelParams & params) -> std::shared_ptr<Model> { return std::make_shared<StubModel>(parse_options(std::string_view(path).substr(5)), params.vocab_only); },
         [](std::string_view) -> std::string { throw Error(PYL_E_UNSUPPORTED, "this library was built without llama.cpp, which parses chat output"); },

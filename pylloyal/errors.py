@@ -179,7 +179,8 @@ class CapacityError(PylloyalError):
     Attributes
     ----------
     binding : str
-        What ran out: "cells", "leases" or "memory".
+        What ran out: "cells", "leases", "memory"; of a refused plan what binds it ("KV", "WEIGHTS", ...); "UNKNOWN" and "header" where
+        that cannot be told.
     remedies : tuple of str
         What would help, in terms of real settings.
     largest : int
@@ -235,7 +236,7 @@ class MetadataError(CapacityError, ValueError):
     binding = "header"
 
 
-# Status code -> exception. tests/unit/test_errors.py holds this against the header, both ways.
+# Status code -> exception. tests/unit/test_drift.py holds this against the header, both ways.
 STATUS: dict[str, type[PylloyalError]] = {
     "E_INVALID": InvalidArgumentError,
     "E_CLOSED": ClosedError,

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 os.environ["PYTHONPATH"] = str(ROOT)
 
 import pylloyal  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # started in the background of a script; children would inherit it, and tests interrupt them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
-"""Two commands that do everything, on a machine with nothing but Python 3.11+, a C++20 compiler, and pip.
+"""Two commands that do everything, on a machine with nothing but Python 3.11.4+, a C++20 compiler, and pip.
 
-    python3 tools/bootstrap.py demo      build the library, fetch a small model, question a document from eight forks
+    python3 tools/bootstrap.py demo      build the library, question a picture and a clip from forks of a tiny model
     python3 tools/bootstrap.py tests     build, check and test everything, as continuous integration does
 
 Any other word is the name of a session in noxfile.py (`python3 tools/bootstrap.py --list` shows them all). The environment it

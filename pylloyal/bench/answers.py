@@ -13,7 +13,7 @@ import numpy as np
 from .. import Model, Sampling, TokenFlags
 from .questions import Work
 
-NEAR_TIE = 1.25  # logits: the most that other dispatches were seen to move them
+NEAR_TIE = 1.25  # logits: as far as another attention was seen to move SmolLM2's; weights in q4_k moved by 2.0
 
 
 @dataclass(frozen=True, slots=True)

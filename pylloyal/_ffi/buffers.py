@@ -1,13 +1,13 @@
 """Memory that is handed to the kernel at every step, made once per store.
 
-A prebuilt ctypes array costs a fraction of a microsecond per call. Lanes are written and read as one row of numbers: between two
-ticks the weights go through the caches, and what counts then is how little code and memory is touched, not how it runs when warm.
+A prebuilt ctypes array costs a fraction of a microsecond per call. A tick and its lanes are written and read as one row of numbers: between
+two ticks the weights go through the caches, and what counts then is how little code and memory is touched, not how it runs when warm.
 """
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,31 @@ import numpy.typing as npt
 
 from . import capi
 
-_FIELDS: Any = capi.pyl_lane._fields_
-_LANE = "".join(kind._type_ for _, kind in _FIELDS)  # the letters of ctypes are those of struct
-_LANE_SIZE, _LANE_WIDTH = ctypes.sizeof(capi.pyl_lane), len(_LANE)
-_FINISH, _N_TOKENS = ([name for name, _ in _FIELDS].index(wanted) for wanted in ("finish", "n_tokens"))
+
+def _letters(kind: Any) -> str:
+    """A struct's fields in the words of the module ``struct``: its letters are those of ctypes, and P for a pointer."""
+    return "".join("P" if issubclass(field, ctypes._Pointer) else field._type_ for _, field in kind._fields_)
+
+
+def _place(kind: Any, name: str) -> int:
+    return [field for field, _ in kind._fields_].index(name)
+
+
+_TICK, _LANE = _letters(capi.pyl_tick), _letters(capi.pyl_lane)
+_TICK_SIZE, _LANE_SIZE = ctypes.sizeof(capi.pyl_tick), ctypes.sizeof(capi.pyl_lane)
+_LANES, _LANE_WIDTH = len(_TICK), len(_LANE)  # of a row of numbers: where the lanes begin, and how wide one is
+_N_TICKS, _N_DISPATCHES, _OUT_OF_CELLS = (_place(capi.pyl_tick, name) for name in ("n_ticks", "n_dispatches", "out_of_cells"))
+_FINISH, _N_TOKENS = (_LANES + _place(capi.pyl_lane, name) for name in ("finish", "n_tokens"))
 
 
 def view_of(array: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """A numpy view of a ctypes array's memory."""
     return np.frombuffer(array, dtype)
+
+
+def _array(array: Any) -> tuple[int, int]:
+    """Where a ctypes array is and how long; nowhere for None."""
+    return (0, 0) if array is None else (ctypes.addressof(array), len(array))
 
 
 class StepBuffers:
@@ -35,10 +51,10 @@ class StepBuffers:
         self.branch_view = view_of(self.branches, np.dtype(np.uint64))
         self.tokens = (ctypes.c_int32 * n)()
         self.token_view = view_of(self.tokens, np.dtype(np.int32))
-        self.lanes = (capi.pyl_lane * n)()
+        self._memory = ctypes.create_string_buffer(_TICK_SIZE + n * _LANE_SIZE)
+        self.tick_ref = ctypes.byref(capi.pyl_tick.from_buffer(self._memory))
+        self.lanes = (capi.pyl_lane * n).from_buffer(self._memory, _TICK_SIZE)
         self._layouts: dict[int, struct.Struct] = {}  # of so many lanes
-        self.tick = capi.pyl_tick(struct_size=ctypes.sizeof(capi.pyl_tick))
-        self.tick_ref = ctypes.byref(self.tick)
         self._steps = 0
         self.reserve_steps(1)
 
@@ -52,20 +68,27 @@ class StepBuffers:
         self.branch_view[: len(handles)] = handles
         return len(handles)
 
-    def set_lanes(self, handles: Sequence[int], limits: Sequence[int]) -> None:
-        """Lanes of branches before a tick: nothing said, not finished."""
-        row: list[int] = []
-        for handle, limit in zip(handles, limits, strict=True):
-            row += (_LANE_SIZE, 0, handle, limit, 0, 0, 0)
-        self._layout(len(handles)).pack_into(self.lanes, 0, *row)
+    def set_tick(self, n_steps: int, n: int, handles: Iterable[int], limits: Sequence[int] | None, stops: Any, runs: Any, max_run_tokens: int) -> None:
+        """A tick that has done nothing yet, and lanes of branches: nothing said, not finished.
 
-    def read_lanes(self, n: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Of each lane how many tokens it has, and why it finished."""
-        row = self._layout(n).unpack_from(self.lanes)
-        return row[_N_TOKENS::_LANE_WIDTH], row[_FINISH::_LANE_WIDTH]
+        ``stops`` and ``runs`` are ctypes arrays or None, which the caller keeps alive until it is done.
+        """
+        row = [_TICK_SIZE, n_steps, *_array(stops), 0, 0, 0, max_run_tokens, *_array(runs)]
+        if limits is None:
+            for handle in handles:
+                row += (_LANE_SIZE, 0, handle, 0, 0, 0, 0)
+        else:
+            for handle, limit in zip(handles, limits, strict=True):
+                row += (_LANE_SIZE, 0, handle, limit, 0, 0, 0)
+        self._layout(n).pack_into(self._memory, 0, *row)
+
+    def read_tick(self, n: int) -> tuple[int, int, int, Sequence[int], Sequence[int]]:
+        """Ticks, dispatches, whether cells ran out; of each of ``n`` lanes how many tokens it has, and why it finished."""
+        row = self._layout(n).unpack_from(self._memory)
+        return row[_N_TICKS], row[_N_DISPATCHES], row[_OUT_OF_CELLS], row[_N_TOKENS::_LANE_WIDTH], row[_FINISH::_LANE_WIDTH]
 
     def _layout(self, n: int) -> struct.Struct:
         found = self._layouts.get(n)
         if found is None:
-            found = self._layouts[n] = struct.Struct(_LANE * n)
+            found = self._layouts[n] = struct.Struct(_TICK + _LANE * n)
         return found

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -296,27 +297,21 @@ class Store(Handle):
             raise errors.InvalidArgumentError(f"n_steps is {n_steps}; it must be 1 or more")
         if max_run_tokens is not None and not 0 < max_run_tokens < 2**31:
             raise errors.InvalidArgumentError(f"max_run_tokens is {max_run_tokens}; it must be 1 or more")
-        reading = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs) if runs else _NO_RUNS
+        reading = Runs((self._own(branch), self._tokens(branch, prompt)) for branch, prompt in runs) if runs else None
+        n = len(branches)
         with self._turn.take():
-            step = self._buffers(len(branches))
+            step = self._buffers(n)
             step.reserve_steps(n_steps)
-            n = len(branches)
-            step.set_lanes([self._own(branch) for branch in branches], _limits(max_tokens, n))  # true even if an interrupt comes before the call
-            tick = step.tick
-            tick.n_steps, tick.n_ticks, tick.n_dispatches, tick.out_of_cells = n_steps, 0, 0, 0
             stops = i32_array(stop) if stop else None
-            tick.stop_tokens, tick.n_stop_tokens = stops, len(stop)
-            tick.runs, tick.n_runs, tick.max_run_tokens = reading.array, reading.n, max_run_tokens or 0
+            limits = None if max_tokens is None else _limits(max_tokens, n)
+            # Before the call, so that what is read is true even if an interrupt comes first.
+            step.set_tick(n_steps, n, map(self._own, branches), limits, stops, reading and reading.array, max_run_tokens or 0)
             pointer = self._ptr()
-
-            def run() -> None:
-                self._lib.pyl_tick_n(pointer, step.tick_ref, step.lanes, n, step.step_tokens)
-
             try:
                 if n_steps > 1:
-                    interruptibly(run, self.cancel)
+                    interruptibly(partial(self._lib.pyl_tick_n, pointer, step.tick_ref, step.lanes, n, step.step_tokens), self.cancel)
                 else:
-                    run()
+                    self._lib.pyl_tick_n(pointer, step.tick_ref, step.lanes, n, step.step_tokens)
             except errors.PylloyalError as error:
                 if error.state != "unchanged":
                     error.result = self._ticks(step, n, n_steps, reading)
@@ -324,16 +319,19 @@ class Store(Handle):
             except KeyboardInterrupt as error:
                 error.result = self._ticks(step, n, n_steps, reading)  # type: ignore[attr-defined]
                 raise
-            finally:
-                tick.runs, tick.n_runs = None, 0  # the buffers outlive what they point to
             return self._ticks(step, n, n_steps, reading)
 
     @staticmethod
-    def _ticks(step: StepBuffers, n: int, n_steps: int, reading: Runs) -> Ticks:
-        counts, finish = step.read_lanes(n)
-        said = step.step_tokens
-        tokens = [said[i * n_steps : i * n_steps + count] for i, count in enumerate(counts)]
-        return Ticks(tokens, [_FINISH[f] for f in finish], step.tick.n_ticks, step.tick.n_dispatches, bool(step.tick.out_of_cells), reading.n_landed)
+    def _ticks(step: StepBuffers, n: int, n_steps: int, reading: Runs | None) -> Ticks:
+        n_ticks, n_dispatches, out_of_cells, counts, reasons = step.read_tick(n)
+        said, at = step.step_tokens, 0
+        tokens: list[list[int]] = []
+        finish: list[Finish | None] = []
+        for count, reason in zip(counts, reasons, strict=True):
+            tokens.append(said[at : at + count])
+            finish.append(_FINISH[reason])
+            at += n_steps
+        return Ticks(tokens, finish, n_ticks, n_dispatches, bool(out_of_cells), reading.n_landed if reading else [])
 
     def score(self, prompts: Iterable[Prefillable], *, source: Branch | None = None, tokens: Sequence[int] | None = None) -> npt.NDArray[np.float32]:
         """The logits after each of any number of prompts, through as many forks at a time as leases and cells allow.
@@ -477,14 +475,11 @@ class Store(Handle):
         return np.ascontiguousarray(array, np.int32)
 
 
-_NO_RUNS: Final = Runs(())
 _FINISH: Final[list[Finish | None]] = [None, *Finish]
 
 
-def _limits(max_tokens: int | Sequence[int | None] | None, n: int) -> list[int]:
+def _limits(max_tokens: int | Sequence[int | None], n: int) -> list[int]:
     """The kernel's form of ``max_tokens``: 0 for no limit."""
-    if max_tokens is None:
-        return [0] * n
     limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
     if len(limits) != n or any(limit is not None and not 0 < limit < 2**32 for limit in limits):
         raise errors.InvalidArgumentError(f"max_tokens is {max_tokens!r}; it must be 1 or more, for all or for each of {n} branches")

@@ -165,10 +165,6 @@ class UnsupportedMediaError(MediaError):
     """Media of a kind, size or shape that is not taken."""
 
 
-class MediaCountError(MediaError):
-    """More or fewer media than the prompt has places for."""
-
-
 class ProjectorMismatchError(MediaError):
     """The projector is not of this model, or there is none; the message names both sides."""
 

@@ -372,7 +372,7 @@ BASES = {
     "DecodeError": ("KernelError",), "NoCellsError": ("DecodeError",), "DecodeCancelledError": ("DecodeError",), "BranchPoisonedError": ("DecodeError",),
     "CapacityError": ("PylloyalError",), "ContextOverflowError": ("CapacityError",), "NoLeaseError": ("CapacityError",),
     "InsufficientMemoryError": ("CapacityError", MemoryError), "MetadataError": ("CapacityError", ValueError), "UnknownMemoryError": ("CapacityError",),
-    "MediaError": ("PylloyalError", ValueError), "MediaDecodeError": ("MediaError",), "UnsupportedMediaError": ("MediaError",), "MediaCountError": ("MediaError",),
+    "MediaError": ("PylloyalError", ValueError), "MediaDecodeError": ("MediaError",), "UnsupportedMediaError": ("MediaError",),
     "ProjectorMismatchError": ("MediaError",), "MediaEncodeError": ("MediaError",),
 }
 CLASSES = {name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, BaseException)}

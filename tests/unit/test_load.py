@@ -305,9 +305,8 @@ assert "pylloyal.so" not in maps and "pylloyal.dylib" not in maps and "_ctypes" 
     ("dir(pylloyal); repr(pylloyal)", set()),
     ("hasattr(pylloyal, 'nothing_of_that_name')", set()),
     ("pylloyal.errors.ClosedError; pylloyal.PylloyalError", {"pylloyal.errors"}),
-    ("import pylloyal.units", {"pylloyal.units"}),
     ("pylloyal.get_include()", set()),
-], ids=["import", "dir", "unknown name", "errors", "units", "get_include"])
+], ids=["import", "dir", "unknown name", "errors", "get_include"])
 def test_import_loads_neither_packages_nor_the_library(then: str, allowed: set[str]) -> None:
     fine(QUIET.format(then=then, allowed=allowed or "set()"))
 
@@ -338,17 +337,16 @@ def test_every_public_name_is_there_and_loads_no_library() -> None:
 # package -> (packages of ours it may import, third-party packages it may import); docs/architecture.md has the same table
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
-    "units": (set(), set()),
-    "_ffi": ({"errors", "units"}, {"numpy"}),
-    "kernel": ({"errors", "units", "_ffi"}, {"numpy"}),
-    "capacity": ({"errors", "units"}, {"gguf", "psutil", "numpy"}),
-    "sources": ({"errors", "units", "kernel"}, {"numpy", "PIL", "av"}),
-    "opening": ({"errors", "units", "kernel", "capacity"}, set()),
-    "bench": ({"errors", "units", "_ffi", "kernel", "capacity"}, {"numpy"}),
-    "agents": ({"errors", "units", "kernel", "capacity", "opening"}, set()),
-    "session": ({"errors", "units", "kernel", "capacity", "sources", "opening"}, set()),
+    "_ffi": ({"errors"}, {"numpy"}),
+    "kernel": ({"errors", "_ffi"}, {"numpy"}),
+    "capacity": ({"errors"}, {"gguf", "psutil", "numpy"}),
+    "sources": ({"errors", "kernel"}, {"numpy", "PIL", "av"}),
+    "opening": ({"errors", "kernel", "capacity"}, set()),
+    "bench": ({"errors", "_ffi", "kernel", "capacity"}, {"numpy"}),
+    "agents": ({"errors", "kernel", "capacity", "opening"}, set()),
+    "session": ({"errors", "kernel", "capacity", "sources", "opening"}, set()),
 }
-EVERYTHING = {"errors", "units", "_ffi", "kernel", "capacity", "sources", "opening", "bench", "agents", "session", "cli"}
+EVERYTHING = {"errors", "_ffi", "kernel", "capacity", "sources", "opening", "bench", "agents", "session", "cli"}
 LAYERS |= {"cli": (EVERYTHING | {"get_include"}, {"rich", "numpy", "PIL"}), "__main__": (EVERYTHING, set()), "__init__": (EVERYTHING, set())}
 IN_FUNCTIONS_ONLY = {"PIL", "av"}
 CTYPES = {"_ffi"}
@@ -405,7 +403,7 @@ def test_python_layers(package: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize(("package", "text", "word"), [
-    ("errors", "from .units import Token", "errors imports units"),
+    ("errors", "from .kernel import Store", "errors imports kernel"),
     ("_ffi", "from ..kernel.store import Store", "_ffi imports kernel"),
     ("_ffi", "from .. import kernel", "_ffi imports kernel"),
     ("_ffi", "from .. import Store", "_ffi imports kernel"),

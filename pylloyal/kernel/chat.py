@@ -87,14 +87,24 @@ class ChatPrompt:
         The text to prefill, to look at; :meth:`tokens` gives it as the model wants it.
     generation_prompt : str
         The end of it that opens the assistant's turn.
+    add_special : bool
+        Whether the tokenizer adds the model's own special tokens: False where the template has written them.
     grammar : str
         GBNF that the answer has to follow (tool calls), or ""; ``branch.set_grammar(prompt)`` puts it on a branch.
     grammar_prefill : str
         What that grammar has already seen: the end of the prompt, which template grammars begin with.
     grammar_lazy : bool
         True when the grammar only starts after one of ``triggers``.
+    triggers : list of dict
+        ``{"type": "word" | "pattern" | "pattern_full" | "token", "value", "token"}`` each.
     stops : list of str
         Text that ends the answer, beside the end-of-generation tokens.
+    preserved_tokens : list of str
+        Control tokens that the answer's format is made of: :meth:`parse` has to see them.
+    thinking : dict
+        ``{"supported": bool, "start": str, "ends": list of str}``: whether the template knows reasoning, and the tags around it.
+    parser : dict
+        What the engine takes the answer apart with; its form is the engine's.
     notes : list of str
         What had to be changed about the messages for this template; empty when nothing was.
     messages : list of dict

@@ -97,8 +97,25 @@ class Model(Handle):
             ``{"role", "content", ...}``; a content of None is empty.
         tools : sequence of dict, optional
             Tools in the usual ``{"type": "function", "function": {...}}`` form.
+        tool_choice : {"auto", "required", "none"}, optional
+            Whether the model may, has to, or must not call one; "auto" by default.
+        parallel_tool_calls : bool, optional
+            Whether one answer may hold several calls; False by default.
+        add_generation_prompt : bool, optional
+            Whether the prompt ends with what opens the assistant's turn; True by default.
+        continue_final_message : bool, optional
+            Whether the last message, the assistant's, is left open for the model to go on with, instead; False by default.
+        enable_thinking : bool, optional
+            Told to templates that know such a switch; True by default.
+        reasoning_format : {"none", "auto", "deepseek", "deepseek-legacy"}, optional
+            "none", the default: :meth:`ChatPrompt.parse` leaves reasoning in the content. The others put it into ``reasoning_content``, all alike
+            in this engine.
+        grammar : str, optional
+            GBNF that the answer has to follow. Not with tools, unless ``tool_choice`` is "none".
         template : str, optional
             The source of another template, the caller's own choice.
+        template_kwargs : mapping, optional
+            Further variables for the template, of any JSON type; none that has an option here.
         parser : {"auto", "content"}, optional
             "content" takes all output as text, for templates whose format the engine cannot work out.
 

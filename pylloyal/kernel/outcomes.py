@@ -52,6 +52,8 @@ class Pressure:
         Cells of the cache.
     n_batch, n_ubatch : int
         Tokens of a dispatch, and those the engine computes at once.
+    n_threads : int
+        Threads that decode and draw.
     cells_used, cells_remaining : int
         Every cell counted once, however many branches share it.
     leases_used, leases_remaining : int

@@ -1,7 +1,8 @@
 """Memory that is handed to the kernel at every step, made once per store.
 
-A prebuilt ctypes array costs a fraction of a microsecond per call. A tick and its lanes are written and read as one row of numbers: between
-two ticks the weights go through the caches, and what counts then is how little code and memory is touched, not how it runs when warm.
+A prebuilt ctypes array costs a fraction of a microsecond per call. It is filled by its own slices and by ``struct``, a tick and its lanes as one
+row of numbers: between two ticks the weights go through the caches, and what counts then is how little code and memory is touched, not how it
+runs when warm. numpy would be hundreds of cache lines.
 """
 from __future__ import annotations
 
@@ -10,10 +11,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from . import capi
+from .memory import ids
 
 
 def _letters(kind: Any) -> str:
@@ -32,11 +31,6 @@ _N_TICKS, _N_DISPATCHES, _OUT_OF_CELLS = (_place(capi.pyl_tick, name) for name i
 _FINISH, _N_TOKENS = (_LANES + _place(capi.pyl_lane, name) for name in ("finish", "n_tokens"))
 
 
-def view_of(array: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A numpy view of a ctypes array's memory."""
-    return np.frombuffer(array, dtype)
-
-
 def _array(array: Any) -> tuple[int, int]:
     """Where a ctypes array is and how long; nowhere for None."""
     return (0, 0) if array is None else (ctypes.addressof(array), len(array))
@@ -47,10 +41,8 @@ class StepBuffers:
 
     def __init__(self, n: int) -> None:
         self.n = n
-        self.branches = (ctypes.c_uint64 * n)()
-        self.branch_view = view_of(self.branches, np.dtype(np.uint64))
-        self.tokens = (ctypes.c_int32 * n)()
-        self.token_view = view_of(self.tokens, np.dtype(np.int32))
+        self.branches: Any = (ctypes.c_uint64 * n)()
+        self.tokens: Any = (ctypes.c_int32 * n)()
         self._memory = ctypes.create_string_buffer(_TICK_SIZE + n * _LANE_SIZE)
         self.tick_ref = ctypes.byref(capi.pyl_tick.from_buffer(self._memory))
         self.lanes = (capi.pyl_lane * n).from_buffer(self._memory, _TICK_SIZE)
@@ -64,9 +56,16 @@ class StepBuffers:
             self.step_tokens = (ctypes.c_int32 * (self.n * n_steps))()
             self._steps = n_steps  # last: whatever interrupts this leaves buffers that fit what they say
 
-    def set_branches(self, handles: Sequence[int]) -> int:
-        self.branch_view[: len(handles)] = handles
+    def set_branches(self, handles: list[int]) -> int:
+        self.branches[: len(handles)] = handles
         return len(handles)
+
+    def set_tokens(self, tokens: Sequence[int]) -> None:
+        """Token ids, or InvalidArgumentError, in the words of :func:`.memory.ids`."""
+        try:
+            struct.pack_into(f"{len(tokens)}i", self.tokens, 0, *tokens)
+        except struct.error:
+            self.tokens[: len(tokens)] = ids(tokens).tolist()
 
     def set_tick(self, n_steps: int, n: int, handles: Iterable[int], limits: Sequence[int] | None, stops: Any, runs: Any, max_run_tokens: int) -> None:
         """A tick that has done nothing yet, and lanes of branches: nothing said, not finished.

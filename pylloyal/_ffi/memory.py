@@ -53,6 +53,8 @@ def u32_room(n: int) -> Any:
 def ids(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """Token ids for the library to read, or InvalidArgumentError: a number it would have to cut to 32 bits is another token."""
     array = np.asarray(values)
+    if array.ndim != 1:
+        raise errors.InvalidArgumentError(f"token ids are a flat sequence; these have shape {array.shape}")
     if array.size and array.dtype.kind not in "iu":
         raise errors.InvalidArgumentError(f"token ids are whole numbers; these are {array.dtype}")
     if array.size and (array.min() < -0x8000_0000 or array.max() > 0x7FFF_FFFF):

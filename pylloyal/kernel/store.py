@@ -16,7 +16,7 @@ from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import error_of, library, take_text_at
-from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
+from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar, constraint_of
@@ -244,7 +244,7 @@ class Store(Handle):
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
             self._lib.pyl_sample_n(self._ptr(), step.branches, n, step.tokens)
-            return list(step.token_view[:n].tolist())
+            return list(step.tokens[:n])
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> None:
         """Decode one token for each branch, in one dispatch; their grammars and penalty windows take it too.
@@ -261,7 +261,7 @@ class Store(Handle):
         with self._turn.take():
             step = self._buffers(len(branches))
             n = step.set_branches([self._own(branch) for branch in branches])
-            step.token_view[:n] = ids(tokens)
+            step.set_tokens(tokens)
             self._lib.pyl_commit_n(self._ptr(), step.branches, step.tokens, n)
 
     def tick(self, branches: Sequence[Branch], *, n_steps: int = 1, max_tokens: int | Sequence[int | None] | None = None, stop: Sequence[int] = (),
@@ -270,6 +270,8 @@ class Store(Handle):
 
         Parameters
         ----------
+        branches : sequence of Branch
+            Each once, with logits, none poisoned; may be empty.
         n_steps : int
             Ticks to run in one native call. With more than one, Ctrl-C cancels at the next tick, and the KeyboardInterrupt's
             ``result`` holds the :class:`Ticks` before it.

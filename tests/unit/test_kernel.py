@@ -205,10 +205,16 @@ def test_bad_arguments_change_nothing(model: Model, store: Store) -> None:
         "token too large": lambda: a.prefill([n]),
         "token negative": lambda: a.commit(-1),
         "commit too large": lambda: a.commit(n),
+        "commit wider than 32 bits": lambda: store.commit([a, b], [40, 2**32 + 41]),
+        "commit a part of one": lambda: store.commit([a, b], [40, 1.5]),  # type: ignore[list-item]
+        "commit words": lambda: store.commit([a, b], [40, "A"]),  # type: ignore[list-item]
+        "commit nothing": lambda: store.commit([a, b], [40, None]),  # type: ignore[list-item]
+        "commit two dimensions": lambda: store.commit([a, b], [[40], [41]]),  # type: ignore[list-item]
         "lengths differ": lambda: store.commit([a, b], [40]),
         "floats": lambda: a.prefill(np.array([1.5])),
         "two dimensions": lambda: a.prefill(np.array([[1]])),
         "stop token": lambda: store.tick([a], stop=[n]),
+        "stop two dimensions": lambda: store.tick([a], stop=[[40]]),  # type: ignore[list-item]
         "no steps": lambda: store.tick([a], n_steps=0),
         "no tokens": lambda: store.tick([a], max_tokens=0),
         "more tokens than are counted": lambda: store.tick([a], max_tokens=2**32),

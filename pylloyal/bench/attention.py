@@ -3,12 +3,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from .pairs import Side, compare
 from .rows import Row
 from .setting import Setting
-from .sides import Sides
+from .sides import Sides, both
 
 GROUP = "attention"
 
@@ -17,7 +18,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     n_steps, skip = setting.times(12, 2), setting.times(2, 1)
     with contextlib.ExitStack() as stack:
         def sides_of(flash_attn: str, **options: Any) -> Sides:
-            return Sides({"product": stack.enter_context(setting.opened("product", flash_attn=flash_attn, **options))})
+            return stack.enter_context(both(replace(setting, control=None, flash_attn=flash_attn), **options))
 
         for n_cells in (setting.times(512, 16), setting.times(2048, 64)):
             options: dict[str, Any] = {"n_ctx": n_cells + 32 * (n_steps + skip + 1), "n_branches": 33}

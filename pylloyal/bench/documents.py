@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from .answers import differences, not_near, summary
@@ -12,6 +13,7 @@ from .questions import Work, work
 from .rows import Row, failed
 from .runner import Runner, RunnerError
 from .setting import Setting
+from .sides import both
 
 GROUP = "documents"
 PEER_SECONDS = 7200.0  # a peer may take minutes, and must not hang for ever
@@ -45,8 +47,8 @@ def bound(peer: str, n_questions: int) -> float | None:
 class Asked:
     """A side that is asked, and its last answers."""
 
-    def __init__(self, runner: Runner, todo: Work) -> None:
-        self.runner, self.todo = runner, todo
+    def __init__(self, name: str, ask: Callable[..., dict[str, Any]], todo: Work) -> None:
+        self.name, self._asked, self.todo = name, ask, todo
         self.answers: list[list[int]] | None = None
         self.n_read: int | None = None
 
@@ -67,10 +69,10 @@ class Asked:
         self._ask(self.todo.small())
 
     def _ask(self, todo: Work) -> dict[str, Any]:
-        answer = self.runner.ask("document", document=todo.document, questions=todo.questions, n_tokens=todo.n_tokens, timeout=PEER_SECONDS)
+        answer = self._asked("document", document=todo.document, questions=todo.questions, n_tokens=todo.n_tokens, timeout=PEER_SECONDS)
         lengths = [len(tokens) for tokens in answer["answers"]]
         if lengths != [todo.n_tokens] * len(todo.questions):
-            raise RunnerError(f"{self.runner.name}: answers of {lengths} tokens where {len(todo.questions)} of {todo.n_tokens} were asked for")
+            raise RunnerError(f"{self.name}: answers of {lengths} tokens where {len(todo.questions)} of {todo.n_tokens} were asked for")
         return answer
 
 
@@ -86,26 +88,25 @@ def rows_of_work(setting: Setting, todo: Work) -> Iterator[Row]:
     what = f"{n} questions on {len(todo.document):,} tokens, {todo.n_tokens} each"
     # The same for all: what the product needs; peers that keep the document more than once make their own room.
     options = {"n_ctx": -(-(todo.n_cells + 64) // 256) * 256, "n_branches": n + 1, "n_batch": 512}
-    with ExitStack() as stack:
+    with both(setting, **options) as sides:
+        product, control = (Asked(name, partial(sides.ask, name), todo) for name in ("product", "control"))
         try:
-            product = Asked(stack.enter_context(setting.opened("product", **options)), todo)
             product.warm()
         except RunnerError as error:
             yield failed(GROUP, what, "product", "forks of one store", error)
             return
-        with ExitStack() as beside:
-            raw = None
-            if setting.control is not None:
-                try:
-                    control = Asked(beside.enter_context(setting.opened("control", **options)), todo)
-                    control.warm()
-                    raw = Side("control", "llama_decode and llama_memory_seq_cp, nothing else", control.run, note=todo.source)
-                except RunnerError as error:
-                    yield failed(GROUP, what, "control", "llama_decode and llama_memory_seq_cp, nothing else", error)
-            ours = Side("product", "forks of one store", product.run, note=todo.source)
-            yield from compare(GROUP, what, "s", raw, [ours], min(setting.n, 5 if n <= FEW else 3), n_warm=0, against="the raw control" if raw else "")
-            if raw is not None and raw.reason is None:
-                yield same_answers(setting, todo, f"{what}: the raw control", "control", product.answers, control.answers)
+
+        def anew() -> None:
+            sides.open()
+            for side in (product, control):
+                with suppress(RunnerError):  # it fails again when it is measured
+                    side.warm()
+
+        raw = Side("control", "llama_decode and llama_memory_seq_cp, nothing else", control.run, note=todo.source) if setting.control else None
+        ours = Side("product", "forks of one store", product.run, note=todo.source)
+        yield from compare(GROUP, what, "s", raw, [ours], min(setting.n, 5 if n <= FEW else 3), n_warm=0, before=anew, against="the raw control" if raw else "")
+        if raw is not None and raw.reason is None:
+            yield same_answers(setting, todo, f"{what}: the raw control", "control", product.answers, control.answers)
         for peer, command in peers(setting).items():
             yield from beside_peer(setting, todo, f"{what}: {peer}", peer, command, options, product)
 
@@ -121,7 +122,7 @@ def beside_peer(setting: Setting, todo: Work, what: str, peer: str, command: Seq
     try:
         with Runner(peer, command) as runner:
             runner.ask("open", model=setting.model, n_threads=setting.n_threads, flash_attn=setting.flash_attn, **options)
-            asked = Asked(runner, todo)
+            asked = Asked(peer, runner.ask, todo)
             asked.warm()
             theirs = Side("peer", path, asked.run, note=versions(runner))
             promised = None if setting.is_quick else bound(peer, len(todo.questions))  # of 2,000 tokens, not of a few

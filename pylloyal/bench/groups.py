@@ -29,6 +29,15 @@ TOO_NOISY = "too noisy"
 TRIES = 5  # to find the machine quiet before a group
 
 
+def noise_after(noise: Callable[[], Noise]) -> Noise:
+    """How noisy the machine is after a group. If it seems so, it is asked twice more, and what two of three say counts: a second's trouble is not worth a group of minutes."""
+    first = noise()
+    if first.is_quiet:
+        return first
+    again = [noise(), noise()]
+    return again[0] if all(found.is_quiet for found in again) else first
+
+
 def rows_of_group(name: str, setting: Setting) -> Iterator[Row]:
     """A group's rows; what it raises becomes its last one."""
     try:
@@ -59,7 +68,7 @@ def measure_all(setting: Setting, names: Iterable[str], noise: Callable[[], Nois
                 rows.append(replace(row, bound=None) if setting.is_quick else row)  # figures that mean nothing keep no promise, and break none
                 if seen is not None:
                     seen(row)
-        after = noise() if rows else before
+        after = noise_after(noise) if rows else before
         if not (before.is_quiet and after.is_quiet):
             if even_if_noisy:
                 report.environment["state"] = "contended"

@@ -35,7 +35,7 @@ def curve(sides: Sides, what: str, step: str, xs: Sequence[int], work: Callable[
 
     controls = [sides.control(PATHS["control"], milliseconds, "ticks", **work(x)) for x in xs]
     products = [sides.product(PATHS["product"], milliseconds, "ticks", **work(x)) for x in xs]
-    measure([side for pair in zip(controls, products, strict=True) for side in pair], n)
+    measure([side for pair in zip(controls, products, strict=True) for side in pair], n, n_warm=0, before=sides.open)
     for x, control, product in zip(xs, controls, products, strict=True):
         yield from rows_of(GROUP, what, "ms", control, [product], x=x)
     yield from slopes(what, step, xs, controls, products)

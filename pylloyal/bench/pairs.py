@@ -1,4 +1,4 @@
-"""Sides that are compared run in turns, A B A B, so that a machine that changes changes both; what counts is the ratio of neighbours."""
+"""Sides that are compared run in turns, A B B A, so that a machine that changes changes both; what counts is the ratio of neighbours."""
 from __future__ import annotations
 
 import statistics
@@ -14,29 +14,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
         return (values[0],) * 3
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return low, median, high
-
-
-@dataclass(frozen=True, slots=True)
-class Paired:
-    """Figures in the order they were taken, and this side over the control for each neighbouring two."""
-
-    control: list[float]
-    product: list[float]
-
-    @property
-    def ratios(self) -> list[float]:
-        return [b / a for a, b in zip(self.control, self.product, strict=True)]
-
-
-def paired(control: Callable[[], float], product: Callable[[], float], n: int, *, n_warm: int = 1) -> Paired:
-    """Warm both, then measure them in turns ``n`` times. What either raises comes through."""
-    out = Paired([], [])
-    for _ in range(n_warm):
-        control(), product()
-    for _ in range(n):
-        out.control.append(control())
-        out.product.append(product())
-    return out
 
 
 @dataclass(slots=True)
@@ -72,10 +49,18 @@ class Side:
             self.figures.append(figure)
 
 
-def measure(sides: Sequence[Side | None], n: int, *, n_warm: int = 1) -> None:
-    """Warm the sides, then measure them in turns ``n`` times; None stands for a side there is not."""
+def measure(sides: Sequence[Side | None], n: int, *, n_warm: int = 1, before: Callable[[], object] | None = None) -> None:
+    """Warm the sides, then measure them in turns ``n`` times, every other time the last one first; None stands for a side there is not.
+
+    Parameters
+    ----------
+    before : callable, optional
+        Called before each round.
+    """
     for i in range(n_warm + n):
-        for side in sides:
+        if before is not None:
+            before()
+        for side in sides[:: 1 if i % 2 == 0 else -1]:
             if side is not None:
                 side.measure(keep=i >= n_warm)
 
@@ -103,11 +88,12 @@ def rows_of(group: str, what: str, unit: str, control: Side | None, sides: Seque
         elif control.reason is not None or min(control.figures) <= 0:
             yield replace(row, note="; ".join(filter(None, (side.note, "the control failed" if control.reason is not None else "the control has 0 or less: no ratio"))))
         else:
-            ratio_low, ratio, ratio_high = quartiles(Paired(control.figures, side.figures).ratios)
+            ratio_low, ratio, ratio_high = quartiles([ours / theirs for theirs, ours in zip(control.figures, side.figures, strict=True)])
             yield replace(row, ratio=ratio, ratio_low=ratio_low, ratio_high=ratio_high, note="; ".join(filter(None, (side.note, against and f"ratio to {against}"))))
 
 
-def compare(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], n: int, *, n_warm: int = 1, x: float | None = None, against: str = "") -> Iterator[Row]:
+def compare(group: str, what: str, unit: str, control: Side | None, sides: Sequence[Side], n: int, *, n_warm: int = 1, before: Callable[[], object] | None = None, x: float | None = None,
+            against: str = "") -> Iterator[Row]:
     """:func:`measure`, then :func:`rows_of`; a side that fails does not stop the others. ``n_warm`` is 0 for what takes minutes."""
-    measure([control, *sides], n, n_warm=n_warm)
+    measure([control, *sides], n, n_warm=n_warm, before=before)
     yield from rows_of(group, what, unit, control, sides, x=x, against=against)

@@ -7,7 +7,7 @@ from typing import Any
 
 from .pairs import Side
 from .rows import BoundOn
-from .runner import Runner
+from .runner import Runner, RunnerError
 from .setting import Setting
 
 Pick = Callable[[dict[str, Any]], float]
@@ -16,12 +16,27 @@ Pick = Callable[[dict[str, Any]], float]
 class Sides:
     """Makes sides that ask an operation. One that could not be opened fails when it is measured, and the other goes on."""
 
-    def __init__(self, runners: dict[str, Runner | Exception]) -> None:
-        self._runners = runners
+    def __init__(self, setting: Setting, options: dict[str, Any]) -> None:
+        self._setting, self._options = setting, options
+        self._stack = contextlib.ExitStack()
+        self._runners: dict[str, Runner | Exception] = {}
+
+    def open(self) -> None:
+        """Both in new processes; those there were are ended. Where a process's memory lies is worth a percent or two for as long as it lives."""
+        self.close()
+        for name in ("product", *(["control"] if self._setting.control else [])):
+            try:
+                self._runners[name] = self._stack.enter_context(self._setting.opened(name, **self._options))
+            except Exception as error:
+                self._runners[name] = error
+
+    def close(self) -> None:
+        self._runners.clear()
+        self._stack.close()
 
     def ask(self, name: str, op: str, **arguments: Any) -> dict[str, Any]:
         """An answer of "product" or "control"; raises what kept it from being opened."""
-        runner = self._runners[name]
+        runner = self._runners.get(name) or RunnerError(f"there is no {name}")
         if isinstance(runner, Exception):
             raise runner
         return runner.ask(op, **arguments)
@@ -31,7 +46,7 @@ class Sides:
 
     def control(self, path: str, pick: Pick, op: str, **arguments: Any) -> Side | None:
         """None where no control was given."""
-        if "control" not in self._runners:
+        if not self._setting.control:
             return None
         return Side("control", path, lambda: pick(self.ask("control", op, **arguments)))
 
@@ -39,14 +54,12 @@ class Sides:
 @contextlib.contextmanager
 def both(setting: Setting, **options: Any) -> Iterator[Sides]:
     """Both sides with the model open, as the operation "open" has the options; ended at the end."""
-    with contextlib.ExitStack() as stack:
-        runners: dict[str, Runner | Exception] = {}
-        for name in ("product", *(["control"] if setting.control else [])):
-            try:
-                runners[name] = stack.enter_context(setting.opened(name, **options))
-            except Exception as error:
-                runners[name] = error
-        yield Sides(runners)
+    sides = Sides(setting, options)
+    try:
+        sides.open()
+        yield sides
+    finally:
+        sides.close()
 
 
 def fresh(setting: Setting, name: str, options: dict[str, Any], work: Callable[[Runner], float]) -> Callable[[], float]:

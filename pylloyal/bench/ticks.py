@@ -16,8 +16,8 @@ WITH_SAMPLER, WITHOUT = 1.00, 1.03  # the promises
 
 def rows(setting: Setting) -> Iterator[Row]:
     prefix = setting.tokens[: setting.times(128, 16)]
-    skip = setting.times(4, 1)
-    for n, full in ((1, 96), (8, 48), (32, 24)):  # half a second or more of each on a small model
+    skip, rounds = setting.times(4, 1), setting.times(12, 3)
+    for n, full in ((1, 48), (8, 24), (32, 12)):  # a third of a second or more of each on a small model
         n_steps = setting.times(full, 3)
 
         def milliseconds(answer: dict[str, Any], n_steps: int = n_steps) -> float:
@@ -28,9 +28,9 @@ def rows(setting: Setting) -> Iterator[Row]:
         with both(setting, n_ctx=len(prefix) + n * (n_steps + skip + 1), n_branches=n + 1) as sides:
             yield from compare(GROUP, f"{what}, sampled", "ms", sides.control(f"llama_decode and the engine's sampler chain, {SAMPLED}", milliseconds, "ticks", mode="sampled", **work), [
                 sides.product("Store.tick, a call a tick", milliseconds, "ticks", mode="sampled", bound=WITH_SAMPLER, **work),
-                sides.product(f"Store.tick, {n_steps} ticks in a call", milliseconds, "ticks", mode="sampled", at_once=True, bound=WITH_SAMPLER, **work)], setting.n)
+                sides.product(f"Store.tick, {n_steps} ticks in a call", milliseconds, "ticks", mode="sampled", at_once=True, bound=WITH_SAMPLER, **work)], rounds, n_warm=0, before=sides.open)
             yield from compare(GROUP, f"{what}, greedy", "ms", sides.control("llama_decode and the engine's greedy sampler", milliseconds, "ticks", mode="greedy", **work), [
-                sides.product("Store.tick, a call a tick", milliseconds, "ticks", mode="greedy", bound=WITH_SAMPLER, **work)], setting.n)
+                sides.product("Store.tick, a call a tick", milliseconds, "ticks", mode="greedy", bound=WITH_SAMPLER, **work)], rounds, n_warm=0, before=sides.open)
             yield from compare(GROUP, f"{what}, beside no sampling", "ms", sides.control("llama_decode alone, tokens given", milliseconds, "ticks", mode="none", **work), [
                 sides.product("Store.commit, tokens given", milliseconds, "ticks", mode="none", bound=WITHOUT, **work),
-                sides.product("Store.tick, sampled", milliseconds, "ticks", mode="sampled", bound=WITHOUT, **work)], setting.n)
+                sides.product("Store.tick, sampled", milliseconds, "ticks", mode="sampled", bound=WITHOUT, **work)], rounds, n_warm=0, before=sides.open)

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pylloyal.bench.growth import slope, slopes
-from pylloyal.bench.pairs import Side, compare, measure, paired, quartiles, rows_of
+from pylloyal.bench.pairs import Side, compare, measure, quartiles, rows_of
 from pylloyal.bench.picture import picture, shortened
 from pylloyal.bench.rows import Report, Row, failed
 from pylloyal.bench.table import number, progress, table
@@ -56,18 +56,6 @@ def test_quartiles() -> None:
     assert quartiles([5.0, 1.0, 4.0, 2.0]) == (1.75, 3.0, 4.25)
 
 
-def test_pairs_run_in_turns_after_a_warm_up_and_their_ratios_are_of_neighbours() -> None:
-    order: list[str] = []
-
-    def side(name: str, *figures: float) -> Callable[[], float]:
-        inner = one_after_another(*figures)
-        return lambda: (order.append(name), inner())[1]
-
-    out = paired(side("a", 100.0, 1.0, 2.0, 4.0), side("b", 900.0, 2.0, 2.0, 2.0), 3)
-    assert order == ["a", "b"] * 4
-    assert (out.control, out.product, out.ratios) == ([1.0, 2.0, 4.0], [2.0, 2.0, 2.0], [2.0, 1.0, 0.5])
-
-
 def test_the_ratio_is_the_median_of_ratios_not_the_ratio_of_medians() -> None:
     # A machine that slows down three times in the middle slows both sides; neighbours still tell.
     control = Side("control", "a", one_after_another(10.0, 30.0, 10.0))
@@ -78,12 +66,19 @@ def test_the_ratio_is_the_median_of_ratios_not_the_ratio_of_medians() -> None:
     assert (second.ratio_low, second.ratio_high) == (pytest.approx(1.1), pytest.approx(2.2))
 
 
-def test_several_sides_are_measured_in_turns() -> None:
+def test_several_sides_are_measured_in_turns_every_other_time_the_last_one_first() -> None:
     order: list[str] = []
-    sides = [Side("product", name, lambda name=name: (order.append(name), 1.0)[1]) for name in "abc"]  # type: ignore[misc]
-    measure([sides[0], None, *sides[1:]], 2, n_warm=1)
-    assert order == list("abc") * 3
-    assert [side.figures for side in sides] == [[1.0, 1.0]] * 3
+    sides = [Side("product", name, lambda name=name: (order.append(name), float(len(order)))[1]) for name in "abc"]  # type: ignore[misc]
+    measure([sides[0], None, *sides[1:]], 3, n_warm=1, before=lambda: order.append("-"))
+    assert "".join(order) == "-abc-cba-abc-cba"
+    assert [side.figures for side in sides] == [[8.0, 10.0, 16.0], [7.0, 11.0, 15.0], [6.0, 12.0, 14.0]]
+
+
+def test_ratios_are_of_neighbours_and_a_warm_up_counts_for_nothing() -> None:
+    control, product = Side("control", "a", one_after_another(100.0, 1.0, 2.0, 4.0)), Side("product", "b", one_after_another(900.0, 2.0, 2.0, 2.0))
+    first, second = compare("g", "w", "ms", control, [product], 3)
+    assert (control.figures, product.figures) == ([1.0, 2.0, 4.0], [2.0, 2.0, 2.0])
+    assert (first.median, second.median, second.ratio, second.ratio_low, second.ratio_high) == (2.0, 2.0, 1.0, 0.75, 1.5)
 
 
 @pytest.mark.parametrize("at", [0, 1, 3])

@@ -19,6 +19,7 @@ import pytest
 from pylloyal.bench import groups, noise, sides, ticks
 from pylloyal.bench.contention import hogs
 from pylloyal.bench.noise import Noise
+from pylloyal.bench.pairs import measure
 from pylloyal.bench.product import Product
 from pylloyal.bench.rows import Report, Row
 from pylloyal.bench.runner import Runner, RunnerError, RunnerTimeoutError
@@ -141,8 +142,33 @@ def test_a_side_that_cannot_be_had_fails_its_own_rows_only(script: Script) -> No
         assert found.control("path", lambda answer: 1.0, "work") is None
 
 
+TELLS_ITS_PID = HELLO + "\nimport json, os, sys\nfor line in sys.stdin:\n    print(json.dumps({'pid': os.getpid()}), flush=True)"
+
+
+def test_both_sides_are_new_processes_when_they_are_opened_again(script: Script) -> None:
+    setting = Setting("stub:", 1, control=script(TELLS_ITS_PID), product=script(TELLS_ITS_PID))
+    with sides.both(setting, n_ctx=256, n_branches=2) as found:
+        before = {found.ask(name, "work")["pid"] for name in ("product", "control")}
+        found.open()
+        assert all(is_gone(pid) for pid in before)
+        after = {found.ask(name, "work")["pid"] for name in ("product", "control")}
+    assert len(before | after) == 4
+    assert all(is_gone(pid) for pid in after)
+
+
+def test_a_side_that_cannot_be_opened_again_has_failed(script: Script, tmp_path: Path) -> None:
+    once = f"import os, sys\nif os.path.exists({str(tmp_path / 'was')!r}):\n    sys.exit('the ship sailed')\nopen({str(tmp_path / 'was')!r}, 'w').close()\n"
+    setting = Setting("stub:", 1, control=script(once + TELLS_ITS_PID), product=script(TELLS_ITS_PID))
+    with sides.both(setting, n_ctx=256, n_branches=2) as found:
+        beside = [found.control("c", lambda answer: 1.0, "work"), found.product("p", lambda answer: 2.0, "work")]
+        measure(beside, 2, n_warm=0, before=found.open)
+    assert beside[0] is not None
+    assert (str(beside[0].reason).partition("; ")[0], beside[0].figures) == ("control ended with status 1", [])
+    assert (beside[1].reason, beside[1].figures) == (None, [2.0, 2.0])  # type: ignore[union-attr]
+
+
 def test_a_fresh_side_is_a_new_process_every_time(script: Script) -> None:
-    setting = Setting("stub:", 1, product=script(HELLO + "\nimport json, os, sys\nfor line in sys.stdin:\n    print(json.dumps({'pid': os.getpid()}), flush=True)"))
+    setting = Setting("stub:", 1, product=script(TELLS_ITS_PID))
     run = sides.fresh(setting, "product", {"n_ctx": 256, "n_branches": 1}, lambda runner: float(runner.ask("work")["pid"]))
     pids = {int(run()), int(run())}
     assert len(pids) == 2
@@ -316,7 +342,7 @@ def test_a_group_that_raises_is_a_failed_row_after_those_it_gave(two_groups: Non
     assert (report.environment["noise"]["good"]["before"]["spread"], report.environment["noise"]["good"]["after"]["is_quiet"]) == (1.0, True)
 
 
-@pytest.mark.parametrize(("noises", "when", "n_seen"), [([WILD] * 5, "before", 0), ([CALM, WILD], "after", 1)])
+@pytest.mark.parametrize(("noises", "when", "n_seen"), [([WILD] * 5, "before", 0), ([CALM, WILD, CALM, WILD], "after", 1), ([CALM, WILD, WILD, CALM], "after", 1)])
 def test_a_group_measured_in_noise_is_refused_and_the_others_are_not(two_groups: None, noises: list[Noise], when: str, n_seen: int) -> None:
     seen: list[Row] = []
     kept: list[int] = []
@@ -329,11 +355,12 @@ def test_a_group_measured_in_noise_is_refused_and_the_others_are_not(two_groups:
 
 
 def test_noise_that_passes_is_waited_for(two_groups: None) -> None:
-    report = groups.measure_all(Setting("stub:", 1), ["good"], steps(WILD, WILD, WILD, WILD, CALM, CALM))
+    report = groups.measure_all(Setting("stub:", 1), ["good"], steps(WILD, WILD, WILD, WILD, CALM, WILD, CALM, CALM))
     assert [(row.median, row.state) for row in report.rows] == [(1.0, "quiet")]
+    assert report.environment["noise"]["good"]["after"]["is_quiet"]
 
 
-@pytest.mark.parametrize("noises", [[WILD] * 5 + [CALM], [CALM, WILD]])
+@pytest.mark.parametrize("noises", [[WILD] * 5 + [CALM], [CALM, WILD, WILD, WILD]])
 def test_even_if_noisy_every_row_is_marked(two_groups: None, noises: list[Noise]) -> None:
     report = groups.measure_all(Setting("stub:", 1), ["good"], steps(*noises), even_if_noisy=True)
     assert [row.state for row in report.rows] == ["contended"]

@@ -64,7 +64,7 @@ class StepBuffers:
         """Token ids, or InvalidArgumentError, in the words of :func:`.memory.ids`."""
         try:
             struct.pack_into(f"{len(tokens)}i", self.tokens, 0, *tokens)
-        except struct.error:
+        except (struct.error, TypeError):
             self.tokens[: len(tokens)] = ids(tokens).tolist()
 
     def set_tick(self, n_steps: int, n: int, handles: Iterable[int], limits: Sequence[int] | None, stops: Any, runs: Any, max_run_tokens: int) -> None:

@@ -50,19 +50,20 @@ def u32_room(n: int) -> Any:
     return (ctypes.c_uint32 * n)()
 
 
-def ids(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+def ids(values: Sequence[int] | npt.NDArray[Any], wanted: str = "a flat sequence of token ids") -> npt.NDArray[np.int32]:
     """Token ids for the library to read, or InvalidArgumentError: a number it would have to cut to 32 bits is another token."""
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise errors.InvalidArgumentError(f"token ids are a flat sequence; these have shape {array.shape}")
-    if array.size and array.dtype.kind not in "iu":
-        raise errors.InvalidArgumentError(f"token ids are whole numbers; these are {array.dtype}")
+    try:
+        array = np.asarray(values)
+    except ValueError as lengths:  # lists of several lengths
+        raise errors.InvalidArgumentError(f"{wanted} is needed: {lengths}") from None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise errors.InvalidArgumentError(f"{wanted} is needed; this has shape {array.shape} and is of {array.dtype}")
     if array.size and (array.min() < -0x8000_0000 or array.max() > 0x7FFF_FFFF):
         at = int(np.flatnonzero((array < -0x8000_0000) | (array > 0x7FFF_FFFF))[0])
         error = errors.InvalidArgumentError(f"{array[at]} at {at} is no token id")
         error.index = at
         raise error
-    return array.astype(np.int32)
+    return np.ascontiguousarray(array, np.int32)
 
 
 def i32_array(values: Sequence[int] | npt.NDArray[Any]) -> Any:

@@ -12,7 +12,7 @@ from .. import errors
 from .._ffi import capi
 from .._ffi.handle import Handle
 from .._ffi.load import library
-from .._ffi.memory import f32_array, i32_of, new, ref, u32_of
+from .._ffi.memory import f32_array, i32_of, ids, new, ref, u32_of
 from .model import Model
 
 Pooling = Literal["mean", "cls", "last"]
@@ -99,16 +99,14 @@ class Embedder(Handle):
         InvalidArgumentError
             With the ``index`` of an empty text, or of one longer than ``n_ctx``.
         """
-        lists = [np.asarray(self.model.vocab.encode(text, add_special=True) if isinstance(text, str) else text) for text in texts]
+        lists = [ids(self.model.vocab.encode(text, add_special=True) if isinstance(text, str) else text, f"text {i}: text, or a flat sequence of token ids,") for i, text in enumerate(texts)]
         for i, tokens in enumerate(lists):
-            if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
-                raise errors.InvalidArgumentError(f"text {i} is neither text nor a flat sequence of token ids")
             if tokens.size and (tokens.min() < 0 or tokens.max() >= len(self.model.vocab)):
                 raise errors.InvalidArgumentError(f"text {i} holds a token outside the vocabulary of {len(self.model.vocab)}")
         out = np.empty((len(lists), self.statistics().n_embd), np.float32)
         for first in range(0, len(lists), _GROUP):
             group = lists[first : first + _GROUP]
-            flat, lengths = np.ascontiguousarray(np.concatenate(group), np.int32), np.array([len(tokens) for tokens in group], np.uint32)
+            flat, lengths = np.concatenate(group), np.array([len(tokens) for tokens in group], np.uint32)
             rows = out[first : first + _GROUP]
             try:
                 library().pyl_embed_n(self._ptr(), i32_of(flat), u32_of(lengths), len(group), int(normalize), f32_array(rows))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import errors
 from .._ffi import capi
+from .._ffi.memory import ids
 from .projector import Projector
 
 
@@ -52,10 +53,8 @@ class TokenPart:
     tokens: Sequence[int]
 
     def _fields(self) -> dict[str, Any]:
-        ids = np.asarray(self.tokens)
-        if ids.ndim != 1 or (ids.size and (ids.dtype.kind not in "iu" or ids.min() < -(2**31) or ids.max() >= 2**31)):
-            raise errors.InvalidArgumentError("tokens are a flat sequence of token ids")
-        return {"kind": capi.PART_TOKENS, "tokens": np.ascontiguousarray(ids, np.int32), "n": ids.size}
+        tokens = ids(self.tokens)
+        return {"kind": capi.PART_TOKENS, "tokens": tokens, "n": tokens.size}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

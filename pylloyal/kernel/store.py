@@ -16,7 +16,7 @@ from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import error_of, library, take_text_at
-from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
+from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar, constraint_of
@@ -304,7 +304,7 @@ class Store(Handle):
         with self._turn.take():
             step = self._buffers(n)
             step.reserve_steps(n_steps)
-            stops = i32_array(stop) if stop else None
+            stops = i32_array(stop) if len(stop) else None
             limits = None if max_tokens is None else _limits(max_tokens, n)
             # Before the call, so that what is read is true even if an interrupt comes first.
             step.set_tick(n_steps, n, map(self._own, branches), limits, stops, reading and reading.array, max_run_tokens or 0)
@@ -469,12 +469,10 @@ class Store(Handle):
             prompt = self.model.vocab.encode(prompt, add_special=is_start)
         elif isinstance(prompt, ChatPrompt):
             prompt = prompt.tokens()
-        array = np.asarray(prompt)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            raise errors.InvalidArgumentError("a prompt is text, a ChatPrompt, or a flat sequence of token ids")
+        array = ids(prompt, "text, a ChatPrompt, or a flat sequence of token ids")
         if array.size and (array.min() < 0 or array.max() >= len(self.model.vocab)):
             raise errors.InvalidArgumentError(f"a token id is outside the vocabulary of {len(self.model.vocab)}")
-        return np.ascontiguousarray(array, np.int32)
+        return array
 
 
 _FINISH: Final[list[Finish | None]] = [None, *Finish]
@@ -482,7 +480,7 @@ _FINISH: Final[list[Finish | None]] = [None, *Finish]
 
 def _limits(max_tokens: int | Sequence[int | None], n: int) -> list[int]:
     """The kernel's form of ``max_tokens``: 0 for no limit."""
-    limits = [max_tokens] * n if isinstance(max_tokens, int) else list(max_tokens)
+    limits = list(max_tokens) if isinstance(max_tokens, Iterable) else [max_tokens] * n
     if len(limits) != n or any(limit is not None and not 0 < limit < 2**32 for limit in limits):
         raise errors.InvalidArgumentError(f"max_tokens is {max_tokens!r}; it must be 1 or more, for all or for each of {n} branches")
     return [0 if limit is None else index(limit) for limit in limits]

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -205,16 +205,8 @@ def test_bad_arguments_change_nothing(model: Model, store: Store) -> None:
         "token too large": lambda: a.prefill([n]),
         "token negative": lambda: a.commit(-1),
         "commit too large": lambda: a.commit(n),
-        "commit wider than 32 bits": lambda: store.commit([a, b], [40, 2**32 + 41]),
-        "commit a part of one": lambda: store.commit([a, b], [40, 1.5]),  # type: ignore[list-item]
-        "commit words": lambda: store.commit([a, b], [40, "A"]),  # type: ignore[list-item]
-        "commit nothing": lambda: store.commit([a, b], [40, None]),  # type: ignore[list-item]
-        "commit two dimensions": lambda: store.commit([a, b], [[40], [41]]),  # type: ignore[list-item]
         "lengths differ": lambda: store.commit([a, b], [40]),
-        "floats": lambda: a.prefill(np.array([1.5])),
-        "two dimensions": lambda: a.prefill(np.array([[1]])),
         "stop token": lambda: store.tick([a], stop=[n]),
-        "stop two dimensions": lambda: store.tick([a], stop=[[40]]),  # type: ignore[list-item]
         "no steps": lambda: store.tick([a], n_steps=0),
         "no tokens": lambda: store.tick([a], max_tokens=0),
         "more tokens than are counted": lambda: store.tick([a], max_tokens=2**32),
@@ -239,6 +231,47 @@ def test_bad_arguments_change_nothing(model: Model, store: Store) -> None:
     for option in ({"n_ctx": 0}, {"n_ctx": -1}, {"n_branches": 257}, {"n_batch": 4, "n_branches": 8}, {"type_k": "q7_1"}, {"type_v": "q8_0", "flash_attn": False}, {"n_threads": 100000}):
         with pytest.raises(errors.InvalidArgumentError):
             model.store(**{"n_ctx": 256, **option})  # type: ignore[arg-type]
+
+
+# Two of them, which are no token ids.
+NO_IDS: dict[str, Any] = {
+    "wider than 32 bits": [40, 2**32 + 41], "wider than 64": [40, 2**80], "below": [40, -(2**31) - 1], "parts": [40, 1.5], "words": [40, "A"], "nothing": [40, None], "bytes": [b"A", b"B"],
+    "columns": [[40], [41]], "an array of columns": np.array([[40], [41]]), "two rows": np.array([[40, 41], [42, 43]]), "rows of two lengths": [[40], [41, 42]], "arrays": [np.array([40]), np.array([41])],
+    "an array of parts": np.array([40.0, 1.5]), "a mask": np.array([True, False]), "times": np.array([40, 41], "timedelta64[s]"),
+}
+TAKES_IDS: dict[str, Callable[[Store, Branch, Branch, Any], object]] = {
+    "prefill": lambda store, a, b, ids: a.prefill(ids), "prefill of several": lambda store, a, b, ids: store.prefill([(a, [40]), (b, ids)]),
+    "commit": lambda store, a, b, ids: store.commit([a, b], ids), "stop": lambda store, a, b, ids: store.tick([a, b], stop=ids),
+    "runs": lambda store, a, b, ids: store.tick([a], runs=[(b, ids)]), "score": lambda store, a, b, ids: store.score([[40], ids], source=a),
+    "logits of": lambda store, a, b, ids: store.score([[40]], source=a, tokens=ids), "logits_at": lambda store, a, b, ids: a.logits_at(ids), "legal": lambda store, a, b, ids: a.legal(ids),
+    "decode": lambda store, a, b, ids: store.model.vocab.decode(ids), "flags": lambda store, a, b, ids: store.model.vocab.flags(ids),
+}
+
+
+@pytest.mark.parametrize("call", TAKES_IDS.values(), ids=TAKES_IDS)
+@pytest.mark.parametrize("ids", NO_IDS.values(), ids=NO_IDS)
+def test_what_is_no_token_ids_is_refused_wherever_they_are_taken(store: Store, call: Callable[[Store, Branch, Branch, Any], object], ids: Any) -> None:
+    root = store.root(sampling=Sampling(seed=1))
+    root.prefill(prompt(3))
+    a, b = root.fork(2)
+    before = (store.pressure().n_dispatches, store.pressure().cells_used, store.pressure().leases_used, a._info().n_sampled, a.position, b.position)
+    with pytest.raises(errors.InvalidArgumentError) as info:
+        call(store, a, b, ids)
+    assert info.value.state == "unchanged"
+    assert before == (store.pressure().n_dispatches, store.pressure().cells_used, store.pressure().leases_used, a._info().n_sampled, a.position, b.position)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint64), lambda ids: np.array(ids, np.int32)[::-1][::-1], lambda ids: [np.int16(i) for i in ids]])
+def test_token_ids_are_numbers_of_any_kind(store: Store, kind: Callable[[list[int]], Any]) -> None:
+    ids = kind([40, 41])
+    a, b = store.root(), store.root()
+    store.prefill([(a, ids), (b, ids)])
+    store.commit([a, b], ids)
+    said = store.tick([a, b], stop=ids, n_steps=2, max_tokens=np.int64(1))  # type: ignore[arg-type]
+    assert [len(tokens) for tokens in said.tokens] == [1, 1]
+    assert (a.position, b.position) == (4, 4)
+    assert np.array_equal(a.logits_at(ids), a.logits_at([40, 41]))
+    assert store.model.vocab.decode(ids) == store.model.vocab.decode([40, 41])
 
 
 def test_nothing_to_sample_from(store: Store) -> None:

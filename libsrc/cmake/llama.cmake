@@ -60,6 +60,9 @@ else()
 endif()
 if(NOT MSVC)
   set(_c_flags "-ffunction-sections -fdata-sections -fvisibility=hidden")
+  if(PYL_CPU STREQUAL "native")
+    string(APPEND _c_flags " -U__AMX_INT8__")  # the engine's code for AMX is left out: docs/adr/0013
+  endif()
   list(APPEND _flags "-DCMAKE_C_FLAGS=${_c_flags}" "-DCMAKE_CXX_FLAGS=${_c_flags}")
 endif()
 # What we put into the engine: in the key as it stands.

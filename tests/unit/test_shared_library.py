@@ -14,6 +14,7 @@ from types import ModuleType
 
 import pytest
 
+from pylloyal import system_info
 from pylloyal._ffi import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,3 +269,8 @@ def test_the_built_library_shows_the_abi_alone() -> None:
     assert found.rpaths == []
     assert found.name.startswith("libpylloyal.so")
     assert all(name.startswith(("libc.", "libm.", "libstdc++.", "libgcc_s.", "libpthread.", "libdl.", "ld-linux")) for name in found.needed), found.needed
+
+
+def test_the_engines_code_for_amx_is_left_out() -> None:
+    """Where the processor has AMX, -march=native would bring it in (docs/adr/0013)."""
+    assert "amx_int8" not in system_info()["cpu_features"]

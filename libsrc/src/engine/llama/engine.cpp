@@ -73,6 +73,7 @@ public:
     bool avx512vbmi() const { return has_avx512_ && (wider_ & bit_AVX512VBMI) != 0; }
     bool avx512vnni() const { return has_avx512_ && (wider_ & bit_AVX512VNNI) != 0; }
     bool avx512bf16() const { return has_avx512_ && (latest_ & bit_AVX512BF16) != 0; }
+    bool avxvnni() const { return has_avx_ && (latest_ & (1u << 4)) != 0; }  // not every cpuid.h has its name
 
 private:
     unsigned basic_ = 0, wide_ = 0, wider_ = 0, latest_ = 0;
@@ -97,6 +98,8 @@ std::vector<Feature> features() {
     add("avx512vbmi", ggml_cpu_has_avx512_vbmi(), here.avx512vbmi());
     add("avx512vnni", ggml_cpu_has_avx512_vnni(), here.avx512vnni());
     add("avx512bf16", ggml_cpu_has_avx512_bf16(), here.avx512bf16());
+    add("avxvnni", ggml_cpu_has_avx_vnni(), here.avxvnni());
+    add("amx_int8", ggml_cpu_has_amx_int8(), true);  // the engine asks the system itself, and is built without: docs/adr/0013
 #elif defined(__aarch64__)
     for (const auto & [name, used] : {std::pair{"neon", ggml_cpu_has_neon()}, {"fp16", ggml_cpu_has_fp16_va()}, {"dotprod", ggml_cpu_has_dotprod()}, {"i8mm", ggml_cpu_has_matmul_int8()}, {"sve", ggml_cpu_has_sve()}}) {
         out.push_back({name, used != 0, true});

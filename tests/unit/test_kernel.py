@@ -264,11 +264,13 @@ def test_what_is_no_token_ids_is_refused_wherever_they_are_taken(store: Store, c
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda ids: np.array(ids, np.uint64), lambda ids: np.array(ids, np.int32)[::-1][::-1], lambda ids: [np.int16(i) for i in ids]])
 def test_token_ids_are_numbers_of_any_kind(store: Store, kind: Callable[[list[int]], Any]) -> None:
     ids = kind([40, 41])
-    a, b = store.root(), store.root()
+    a, b = branches = [store.root(sampling=GREEDY) for _ in range(2)]
     store.prefill([(a, ids), (b, ids)])
-    store.commit([a, b], ids)
-    said = store.tick([a, b], stop=ids, n_steps=2, max_tokens=np.int64(1))  # type: ignore[arg-type]
-    assert [len(tokens) for tokens in said.tokens] == [1, 1]
+    store.commit(branches, ids)
+    for branch in branches:
+        branch.set_bias({40: 1e6})
+    assert store.tick(branches, n_steps=2, max_tokens=np.int64(1)).tokens == [[40], [40]]  # type: ignore[arg-type]
+    assert store.tick(branches, n_steps=2, stop=ids).finish == [Finish.STOP] * 2
     assert (a.position, b.position) == (4, 4)
     assert np.array_equal(a.logits_at(ids), a.logits_at([40, 41]))
     assert store.model.vocab.decode(ids) == store.model.vocab.decode([40, 41])

@@ -50,14 +50,28 @@ def u32_room(n: int) -> Any:
     return (ctypes.c_uint32 * n)()
 
 
-def ids(values: Sequence[int] | npt.NDArray[Any], wanted: str = "a flat sequence of token ids") -> npt.NDArray[np.int32]:
-    """Token ids for the library to read, or InvalidArgumentError: a number it would have to cut to 32 bits is another token."""
+def flat(values: Sequence[int] | npt.NDArray[Any], wanted: str = "a flat sequence of token ids") -> npt.NDArray[Any]:
+    """A flat sequence of whole numbers, of any width, or InvalidArgumentError that says what was ``wanted``."""
     try:
         array = np.asarray(values)
     except ValueError as lengths:  # lists of several lengths
         raise errors.InvalidArgumentError(f"{wanted} is needed: {lengths}") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise errors.InvalidArgumentError(f"{wanted} is needed; this has shape {array.shape} and is of {array.dtype}")
+    return array
+
+
+def known_ids(values: Sequence[int] | npt.NDArray[Any], n_vocab: int, wanted: str) -> npt.NDArray[np.int32]:
+    """Ids of a vocabulary's tokens, or InvalidArgumentError."""
+    array = flat(values, wanted)
+    if array.size and (array.min() < 0 or array.max() >= n_vocab):
+        raise errors.InvalidArgumentError(f"a token id is outside the vocabulary of {n_vocab}")
+    return np.ascontiguousarray(array, np.int32)
+
+
+def ids(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Token ids for the library to read, or InvalidArgumentError: a number it would have to cut to 32 bits is another token."""
+    array = flat(values)
     if array.size and (array.min() < -0x8000_0000 or array.max() > 0x7FFF_FFFF):
         at = int(np.flatnonzero((array < -0x8000_0000) | (array > 0x7FFF_FFFF))[0])
         error = errors.InvalidArgumentError(f"{array[at]} at {at} is no token id")

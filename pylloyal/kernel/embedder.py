@@ -12,7 +12,7 @@ from .. import errors
 from .._ffi import capi
 from .._ffi.handle import Handle
 from .._ffi.load import library
-from .._ffi.memory import f32_array, i32_of, ids, new, ref, u32_of
+from .._ffi.memory import f32_array, i32_of, known_ids, new, ref, u32_of
 from .model import Model
 
 Pooling = Literal["mean", "cls", "last"]
@@ -97,19 +97,22 @@ class Embedder(Handle):
         Raises
         ------
         InvalidArgumentError
-            With the ``index`` of an empty text, or of one longer than ``n_ctx``.
+            With the ``index`` of an empty text, of one longer than ``n_ctx``, or of what is neither text nor token ids of the vocabulary.
         """
-        lists = [ids(self.model.vocab.encode(text, add_special=True) if isinstance(text, str) else text, f"text {i}: text, or a flat sequence of token ids,") for i, text in enumerate(texts)]
-        for i, tokens in enumerate(lists):
-            if tokens.size and (tokens.min() < 0 or tokens.max() >= len(self.model.vocab)):
-                raise errors.InvalidArgumentError(f"text {i} holds a token outside the vocabulary of {len(self.model.vocab)}")
+        vocab, lists = self.model.vocab, []
+        for text in texts:
+            try:
+                lists.append(known_ids(vocab.encode(text, add_special=True) if isinstance(text, str) else text, len(vocab), "text, or a flat sequence of token ids"))
+            except errors.InvalidArgumentError as error:
+                error.index = len(lists)
+                raise
         out = np.empty((len(lists), self.statistics().n_embd), np.float32)
         for first in range(0, len(lists), _GROUP):
             group = lists[first : first + _GROUP]
-            flat, lengths = np.concatenate(group), np.array([len(tokens) for tokens in group], np.uint32)
+            tokens, lengths = np.concatenate(group), np.array([len(one) for one in group], np.uint32)
             rows = out[first : first + _GROUP]
             try:
-                library().pyl_embed_n(self._ptr(), i32_of(flat), u32_of(lengths), len(group), int(normalize), f32_array(rows))
+                library().pyl_embed_n(self._ptr(), i32_of(tokens), u32_of(lengths), len(group), int(normalize), f32_array(rows))
             except errors.PylloyalError as error:
                 error.index = None if error.index is None else error.index + first
                 raise

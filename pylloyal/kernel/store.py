@@ -16,7 +16,7 @@ from .._ffi import capi
 from .._ffi.buffers import StepBuffers
 from .._ffi.handle import Handle
 from .._ffi.load import error_of, library, take_text_at
-from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
+from .._ffi.memory import Items, Runs, f32_array, i32_array, i32_of, known_ids, new, ref, size, u8_of, u32, u32_of, u64, u64_array, u64_room
 from .branch import Branch, Prefillable
 from .chat import ChatPrompt
 from .grammar import Grammar, constraint_of
@@ -469,10 +469,7 @@ class Store(Handle):
             prompt = self.model.vocab.encode(prompt, add_special=is_start)
         elif isinstance(prompt, ChatPrompt):
             prompt = prompt.tokens()
-        array = ids(prompt, "text, a ChatPrompt, or a flat sequence of token ids")
-        if array.size and (array.min() < 0 or array.max() >= len(self.model.vocab)):
-            raise errors.InvalidArgumentError(f"a token id is outside the vocabulary of {len(self.model.vocab)}")
-        return array
+        return known_ids(prompt, len(self.model.vocab), "text, a ChatPrompt, or a flat sequence of token ids")
 
 
 _FINISH: Final[list[Finish | None]] = [None, *Finish]

@@ -1,6 +1,7 @@
 """Prompts of text, pictures, sound and rows on the stub engine: the quote is the charge, forks share what was encoded, and every failure says true things."""
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from pylloyal import Branch, Embeddings, Model, PixelPart, PlaceholderPart, Projector, Prompt, Sampling, SoundPart, Store, TextPart, errors, live_objects
-from pylloyal.kernel.parts import RowPart
+from pylloyal.kernel.parts import RowPart, TokenPart
+from tests.unit.test_kernel import NO_IDS
 
 KINDS = ["", "mrope=1", "mrope=1;merge=2", "non_causal=1"]
 Logits = np.ndarray[Any, np.dtype[np.float32]]
@@ -807,3 +809,13 @@ def test_a_projector_tells_what_it_is() -> None:
         for options in ({"n_threads": 0}, {"image_min_tokens": 2**31}, {"image_max_tokens": -1}, {"cache_bytes": -1}):
             with pytest.raises(errors.InvalidArgumentError, match=next(iter(options))):
                 eye.model.projector("stub:", **options)
+
+
+@pytest.mark.parametrize("ids", NO_IDS.values(), ids=NO_IDS)
+def test_what_is_no_token_ids_is_no_part_either(eye: Eye, ids: Any) -> None:
+    gc.collect()  # what another test left
+    alive = live_objects()
+    for item in (ids, TokenPart(ids)):
+        with pytest.raises(errors.InvalidArgumentError):
+            eye.prompt("a", item)
+    assert live_objects() == alive

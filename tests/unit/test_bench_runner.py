@@ -10,17 +10,19 @@ import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pylloyal.bench import groups, noise, sides, ticks
+from pylloyal.bench import documents, groups, growth, noise, sides, ticks
 from pylloyal.bench.contention import hogs
 from pylloyal.bench.noise import Noise
 from pylloyal.bench.pairs import measure
 from pylloyal.bench.product import Product
+from pylloyal.bench.questions import Work
 from pylloyal.bench.rows import Report, Row
 from pylloyal.bench.runner import Runner, RunnerError, RunnerTimeoutError
 from pylloyal.bench.setting import PRODUCT, Setting
@@ -388,6 +390,32 @@ def test_ticks_promise_one_thing_beside_the_sampler_and_another_beside_none(scri
     assert {what for (what, _), bound in promised.items() if bound == 1.03} == {"beside no sampling"}
     assert {what for (what, _), bound in promised.items() if bound == 1.0} == {"sampled", "greedy"}
     assert all(row.ratio == 1.0 for row in rows if row.label == "product")
+
+
+@pytest.mark.parametrize("rows", [ticks.rows, growth.rows, partial(documents.rows_of_work, todo=Work([65] * 60, [[67]], 5, "letters"))], ids=["ticks", "growth", "documents"])
+def test_every_round_of_these_is_of_new_processes(script: Script, monkeypatch: pytest.MonkeyPatch, rows: Callable[[Setting], Iterable[Row]]) -> None:
+    """Its control is asked for nothing twice."""
+    answering = script(HELLO + "\nimport json, sys\nfor line in sys.stdin:\n    n = json.loads(line).get('n_tokens', 0)\n    print(json.dumps({'seconds': 1.0, 'n_read': 2, 'answers': [[68] * n]}), flush=True)")
+    asked: list[str] = []
+    n_asked: list[int] = []
+    opens, asks = sides.Sides.open, sides.Sides.ask
+
+    def opened(self: sides.Sides) -> None:
+        asked.clear()
+        opens(self)
+
+    def ask(self: sides.Sides, name: str, op: str, **arguments: Any) -> dict[str, Any]:
+        if name == "control":
+            asked.append(json.dumps([op, arguments], sort_keys=True))
+            n_asked.append(asked.count(asked[-1]))
+        return asks(self, name, op, **arguments)
+
+    monkeypatch.setattr(sides.Sides, "open", opened)
+    monkeypatch.setattr(sides.Sides, "ask", ask)
+    found = list(rows(Setting("stub:", 1, control=answering, product=answering, is_quick=True)))
+    assert {row.failed for row in found if row.label != "peer"} == {None}
+    assert max(row.n for row in found if row.label == "control") > 1
+    assert set(n_asked) == {1}
 
 
 def test_every_group_has_a_module_with_rows() -> None:
